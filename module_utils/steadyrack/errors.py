@@ -6,7 +6,7 @@ Helpers raise these; only a module's ``main()`` or the command's ``main()`` turn
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 
 class SteadyrackError(Exception):
@@ -19,9 +19,9 @@ class SteadyrackError(Exception):
     def __init__(
         self,
         thing: str,
-        seen: Optional[object] = None,
-        wanted: Optional[object] = None,
-        next_step: Optional[str] = None,
+        seen: object | None = None,
+        wanted: object | None = None,
+        next_step: str | None = None,
     ) -> None:
         self.thing = thing
         self.seen = seen
@@ -33,14 +33,14 @@ class SteadyrackError(Exception):
         """One line for a person, in the order in which they ask."""
         text = self.thing
         if self.seen is not None:
-            text += ": seen {0}".format(self.seen)
+            text += f": seen {self.seen}"
         if self.wanted is not None:
-            text += "{0} wanted {1}".format("," if self.seen is not None else ":", self.wanted)
+            text += "{} wanted {}".format("," if self.seen is not None else ":", self.wanted)
         if self.next_step:
-            text += ". Next: {0}".format(self.next_step)
+            text += f". Next: {self.next_step}"
         return text
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The same for a machine, as a module returns it beside ``msg``."""
         return {
             "kind": type(self).__name__,

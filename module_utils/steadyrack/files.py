@@ -13,7 +13,7 @@ import os
 import pwd
 import tempfile
 import time
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Iterator
 
 from .errors import AccessError, BusyError, InputError, StateFileError
 
@@ -28,7 +28,7 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_bytes(path: str) -> Optional[bytes]:
+def read_bytes(path: str) -> bytes | None:
     """The whole file, or None when there is none. No other failure is taken for absence."""
     try:
         with open(path, "rb") as handle:
@@ -36,18 +36,18 @@ def read_bytes(path: str) -> Optional[bytes]:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
-        raise AccessError(path, "not readable by uid {0}".format(os.geteuid()), "readable", "run it as root") from None
+        raise AccessError(path, f"not readable by uid {os.geteuid()}", "readable", "run it as root") from None
     except OSError as error:
         raise StateFileError(path, error.strerror, "a readable file", "look at the file and its disk") from error
 
 
-def read_text(path: str) -> Optional[str]:
+def read_text(path: str) -> str | None:
     """Text of a small file without its last newline, None when absent (sysfs, /proc)."""
     content = read_bytes(path)
     return None if content is None else content.decode("utf-8", "replace").rstrip("\n")
 
 
-def load_json(path: str) -> Optional[Dict[str, Any]]:
+def load_json(path: str) -> dict[str, Any] | None:
     """The JSON object in a file, None when absent; half a file or another shape is StateFileError."""
     content = read_bytes(path)
     if content is None:
@@ -55,7 +55,7 @@ def load_json(path: str) -> Optional[Dict[str, Any]]:
     try:
         value = json.loads(content.decode("utf-8"))
     except (UnicodeDecodeError, ValueError) as error:
-        raise StateFileError(path, "not JSON ({0})".format(error), "a whole JSON object", "write it again") from None
+        raise StateFileError(path, f"not JSON ({error})", "a whole JSON object", "write it again") from None
     if not isinstance(value, dict):
         raise StateFileError(path, type(value).__name__, "a JSON object", "write it again")
     return value
@@ -66,17 +66,17 @@ def dump_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8")
 
 
-def owner_id(name: Optional[str]) -> int:
+def owner_id(name: str | None) -> int:
     """The uid of a user's name or number; -1 (leave as it is) for None."""
     return _number(name, "user", lambda known: pwd.getpwnam(known).pw_uid)
 
 
-def group_id(name: Optional[str]) -> int:
+def group_id(name: str | None) -> int:
     """The gid of a group's name or number; -1 (leave as it is) for None."""
     return _number(name, "group", lambda known: grp.getgrnam(known).gr_gid)
 
 
-def _number(name: Optional[str], kind: str, look_up: Any) -> int:
+def _number(name: str | None, kind: str, look_up: Any) -> int:
     if name is None:
         return -1
     if str(name).isdigit():
@@ -85,13 +85,13 @@ def _number(name: Optional[str], kind: str, look_up: Any) -> int:
         return int(look_up(name))
     except KeyError:
         raise InputError(
-            "{0} {1}".format(kind, name), "no such {0} on this host".format(kind), "an existing one",
+            f"{kind} {name}", f"no such {kind} on this host", "an existing one",
             "install the package that makes it, or name another",
         ) from None  # fmt: skip
 
 
 def atomic_write(
-    path: str, content: bytes, mode: int = 0o644, owner: Optional[str] = None, group: Optional[str] = None
+    path: str, content: bytes, mode: int = 0o644, owner: str | None = None, group: str | None = None
 ) -> None:
     """Replace ``path`` by ``content`` so that every reader sees the old file or the new one, whole.
 
@@ -103,7 +103,7 @@ def atomic_write(
     directory = os.path.dirname(os.path.abspath(path))
     temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".{0}.".format(os.path.basename(path)), suffix=".tmp")
+        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{os.path.basename(path)}.", suffix=".tmp")
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(content)
             handle.flush()
@@ -116,7 +116,7 @@ def atomic_write(
         temporary = None
         sync_directory(directory)
     except FileNotFoundError:
-        raise StateFileError(path, "no directory {0}".format(directory), "the directory", "create it first") from None
+        raise StateFileError(path, f"no directory {directory}", "the directory", "create it first") from None
     except PermissionError as error:
         raise AccessError(path, error.strerror, "a writable file", "run it as root") from None
     except OSError as error:
@@ -150,11 +150,11 @@ def locked(path: str, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o755, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except PermissionError:
-        raise AccessError(path, "cannot be opened by uid {0}".format(os.geteuid()), "the lock", "run it as root") from None
+        raise AccessError(path, f"cannot be opened by uid {os.geteuid()}", "the lock", "run it as root") from None
     try:
         _take(descriptor, path, wait_s)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, "{0}\n".format(os.getpid()).encode("ascii"), 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         yield
     finally:
         os.close(descriptor)
@@ -171,7 +171,7 @@ def _take(descriptor: int, path: str, wait_s: float) -> None:
             if time.monotonic() >= give_up:
                 holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
                 raise BusyError(
-                    path, "held by process {0} for {1:g} s".format(holder, wait_s), "the lock",
-                    "let that process end (ps -p {0}), then run this again".format(holder),
+                    path, f"held by process {holder} for {wait_s:g} s", "the lock",
+                    f"let that process end (ps -p {holder}), then run this again",
                 ) from None  # fmt: skip
             time.sleep(LOCK_LOOK_S)

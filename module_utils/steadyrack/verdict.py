@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Iterable
 
 PASS = "pass"
 FAIL = "fail"
@@ -43,45 +43,45 @@ def check_row(
     id: str,
     subject: str,
     verdict: str,
-    state: Optional[str] = None,
-    severity: Optional[str] = None,
+    state: str | None = None,
+    severity: str | None = None,
     expected: Any = None,
     measured: Any = None,
-    unit: Optional[str] = None,
-    source: Optional[str] = None,
-    at: Optional[str] = None,
-    reason: Optional[str] = None,
-    hint: Optional[str] = None,
-) -> Dict[str, Any]:
+    unit: str | None = None,
+    source: str | None = None,
+    at: str | None = None,
+    reason: str | None = None,
+    hint: str | None = None,
+) -> dict[str, Any]:
     """One row of ``checks``. A wrong word here is a mistake in our own code, hence ValueError.
 
     ``reason`` is demanded for ``unknown`` and ``not_judged``: not judging needs an excuse.
     A warning is a pass with severity ``warning``.
     """
     if not ID_FORM.fullmatch(id):
-        raise ValueError("check id {0!r} is not of the form area.subject".format(id))
+        raise ValueError(f"check id {id!r} is not of the form area.subject")
     if verdict not in VERDICTS:
-        raise ValueError("verdict {0!r} of {1} is none of {2}".format(verdict, id, ", ".join(VERDICTS)))
+        raise ValueError("verdict {!r} of {} is none of {}".format(verdict, id, ", ".join(VERDICTS)))
     severity = _DEFAULT_SEVERITY[verdict] if severity is None else severity
     if severity not in SEVERITIES:
-        raise ValueError("severity {0!r} of {1} is none of {2}".format(severity, id, ", ".join(SEVERITIES)))
+        raise ValueError("severity {!r} of {} is none of {}".format(severity, id, ", ".join(SEVERITIES)))
     if verdict in (UNKNOWN, NOT_JUDGED) and not reason:
-        raise ValueError("{0} is {1} without a reason".format(id, verdict))
+        raise ValueError(f"{id} is {verdict} without a reason")
     values = (id, subject, verdict, state, severity, expected, measured, unit, source, at or utc_now(), reason, hint)
     return dict(zip(KEYS, values))
 
 
-def failed(rows: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def failed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that say something is wrong."""
     return [row for row in rows if row["verdict"] == FAIL]
 
 
-def unknown(rows: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def unknown(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that could not be judged though they should have been."""
     return [row for row in rows if row["verdict"] == UNKNOWN]
 
 
-def exit_code(rows: List[Dict[str, Any]]) -> int:
+def exit_code(rows: list[dict[str, Any]]) -> int:
     """0: all passed (or were excused); 1: something failed; 2: nothing failed, something is unknown.
 
     No rows at all is 2: having looked at nothing proves nothing.

@@ -1,0 +1,669 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What NVML says of a node's GPUs, read and set in a child process with a deadline on every call.
+
+The only file that touches pynvml. A record never holds a number that was not read: a field that the
+driver does not support is None, with the raw error beside it under ``errors``.
+
+Node states: ok, no_binding (pynvml is not on this host), no_library, no_driver, driver_mismatch,
+no_permission, no_devices, timeout, error.
+GPU states: ok, lost, reset_required, timeout, unreachable.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+import time
+from functools import partial
+from types import ModuleType
+from typing import Any, Callable, Dict, Iterable, Sequence, Tuple
+
+
+from . import files, pcie
+from .child import Channel, Child, ChildGone, ChildSilent
+from .errors import AccessError, DeadlineError, SteadyrackError, ToolError
+
+# Where role node_agent puts the binding: looked at first, so that nothing else on the node shadows it.
+BINDING_PATH = "/usr/lib/steadyrack/pynvml.py"
+
+# Deadlines in seconds. The first contact initialises a GPU when persistence is off, which takes a
+# few seconds a card; every later call takes microseconds when the card is well.
+FIRST_CONTACT_S = 20.0
+CALL_S = 5.0
+PASS_S = 60.0
+
+# Return values of nvml.h (nvmlReturn_t) that we act on; matched by number, never by text.
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+OPERATING_SYSTEM = 17
+LIB_RM_VERSION_MISMATCH = 18
+ARGUMENT_VERSION_MISMATCH = 25
+UNKNOWN_ERROR = 999
+
+ERROR_NAMES = {
+    1: "UNINITIALIZED", 2: "INVALID_ARGUMENT", 3: "NOT_SUPPORTED", 4: "NO_PERMISSION", 5: "ALREADY_INITIALIZED",
+    6: "NOT_FOUND", 7: "INSUFFICIENT_SIZE", 8: "INSUFFICIENT_POWER", 9: "DRIVER_NOT_LOADED", 10: "TIMEOUT",
+    11: "IRQ_ISSUE", 12: "LIBRARY_NOT_FOUND", 13: "FUNCTION_NOT_FOUND", 14: "CORRUPTED_INFOROM", 15: "GPU_IS_LOST",
+    16: "RESET_REQUIRED", 17: "OPERATING_SYSTEM", 18: "LIB_RM_VERSION_MISMATCH", 19: "IN_USE", 20: "MEMORY",
+    21: "NO_DATA", 22: "VGPU_ECC_NOT_SUPPORTED", 23: "INSUFFICIENT_RESOURCES", 24: "FREQ_NOT_SUPPORTED",
+    25: "ARGUMENT_VERSION_MISMATCH", 26: "DEPRECATED", 27: "NOT_READY", 28: "GPU_NOT_FOUND", 29: "INVALID_STATE",
+    999: "UNKNOWN",
+}  # fmt: skip
+
+INIT_STATES = {
+    DRIVER_NOT_LOADED: "no_driver",
+    LIBRARY_NOT_FOUND: "no_library",
+    LIB_RM_VERSION_MISMATCH: "driver_mismatch",
+    NO_PERMISSION: "no_permission",
+}
+# Errors of the card, not of one field: reading on would only repeat the first one under other names.
+CARD_STATES = {GPU_IS_LOST: "lost", RESET_REQUIRED: "reset_required"}
+
+NEXT_STEPS = {
+    "no_binding": "run role node_agent, which puts pynvml under /usr/lib/steadyrack",
+    "no_library": "install the driver's user part (libnvidia-ml.so.1)",
+    "no_driver": "load the kernel module (modprobe nvidia; dmesg says why it would not)",
+    "driver_mismatch": "reboot, or unload and load the kernel module while no job runs",
+    "no_permission": "run it as root, outside containers that lack CAP_SYS_ADMIN",
+    "no_devices": "look for the GPUs with lspci; a cgroup or a login guard may hide them from this session",
+    "timeout": "look for processes in state D and Xid lines in the kernel log; a reboot may be needed",
+    "error": "look at the kernel log",
+}
+
+# nvmlClocksEventReasons*, bit by bit.
+EVENT_REASONS = (
+    (0x1, "idle"), (0x2, "application_clocks"), (0x4, "sw_power_cap"), (0x8, "hw_slowdown"), (0x10, "sync_boost"),
+    (0x20, "sw_thermal"), (0x40, "hw_thermal"), (0x80, "hw_power_brake"), (0x100, "display_clocks"),
+)  # fmt: skip
+COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+INFOROM_OBJECTS = ((0, "oem"), (1, "ecc"), (2, "power"))
+
+REPAIR = "python3 -m pip uninstall -y pynvml && python3 -m pip install --force-reinstall nvidia-ml-py"
+
+Record = Dict[str, Any]
+Field = Tuple[str, Callable[[ModuleType, Any], Any]]
+
+
+class NvmlError(SteadyrackError):
+    """A setter's answer other than success; ``code`` is NVML's number."""
+
+    def __init__(self, thing: str, code: int, wanted: object, next_step: str | None = None) -> None:
+        self.code = code
+        super().__init__(thing, "{} ({})".format(ERROR_NAMES.get(code, "?"), code), wanted, next_step)
+
+
+# --- the binding -------------------------------------------------------------------------------
+
+
+def find_binding(path: str = BINDING_PATH) -> str | None:
+    """The file of pynvml to load: ours, else the interpreter's; None when there is none.
+
+    An interpreter that would load the old *package* of that name gets ToolError with the repair: it
+    lacks newer calls, and which of the two wins depends on the order of installation.
+    """
+    if os.path.isfile(path):
+        return path
+    spec = importlib.util.find_spec("pynvml")
+    if spec is None:
+        return None
+    if spec.origin is None or os.path.basename(spec.origin) != "pynvml.py":
+        raise _old_binding(str(spec.origin))
+    try:
+        importlib.metadata.version("nvidia-ml-py")
+    except importlib.metadata.PackageNotFoundError:
+        raise _old_binding(f"{spec.origin}, which does not belong to nvidia-ml-py") from None
+    return spec.origin
+
+
+def _old_binding(seen: str) -> ToolError:
+    return ToolError("Python module pynvml", seen, "the file pynvml.py of the package nvidia-ml-py", REPAIR)
+
+
+def load_binding(path: str = BINDING_PATH) -> ModuleType | None:
+    """pynvml, loaded from its file; no NVIDIA library is touched by this. None when there is none."""
+    origin = find_binding(path)
+    if origin is None:
+        return None
+    loaded = sys.modules.get("pynvml")
+    if loaded is not None and loaded.__file__ == origin:
+        return loaded
+    spec = importlib.util.spec_from_file_location("pynvml", origin)
+    if spec is None or spec.loader is None:
+        raise ToolError(origin, "not loadable as Python", "pynvml.py of nvidia-ml-py", REPAIR)
+    module = importlib.util.module_from_spec(spec)
+    # pynvml looks itself up by name while it makes its error classes.
+    sys.modules["pynvml"] = module
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ValueError) as error:
+        raise ToolError(origin, f"broken ({error})", "pynvml.py of nvidia-ml-py",
+                        "run role node_agent again") from None  # fmt: skip
+    return module
+
+
+# --- versions ----------------------------------------------------------------------------------
+
+
+def module_version(root: str = "/") -> str | None:
+    """The version of the loaded kernel module, from /proc/driver/nvidia/version; None: not loaded."""
+    text = files.read_text(os.path.join(root, "proc/driver/nvidia/version")) or ""
+    found = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", text + "\n")
+    return found.group(1) if found else None
+
+
+def library_version(nvml_version: str | None, library: str | None) -> str | None:
+    """The library's driver version: NVML's ``12.550.163.01`` without its first part, else the file's name."""
+    if nvml_version and nvml_version.count(".") >= 2:
+        return nvml_version.split(".", 1)[1]
+    found = re.search(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)$", library or "")
+    return found.group(1) if found else None
+
+
+def same_version(one: str, other: str) -> bool:
+    """True when the shorter is the beginning of the longer: nvidia-smi prints 535.161 for 535.161.08."""
+    pairs = zip(one.split("."), other.split("."))
+    return all(left == right for left, right in pairs)
+
+
+# --- in the child ------------------------------------------------------------------------------
+
+
+def _text(value: Any) -> Any:
+    """Some calls of pynvml hand back bytes where others give text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _watts(milliwatts: int) -> float:
+    return milliwatts / 1000.0
+
+
+def _limits(nvml: ModuleType, handle: Any) -> Record:
+    low, high = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+    return {"min_w": _watts(low), "max_w": _watts(high)}
+
+
+def _event_reasons(nvml: ModuleType, handle: Any) -> list[str]:
+    """Reasons by name; the older name of the call on drivers before 535."""
+    try:
+        mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except nvml.NVMLError as error:
+        if error.value != FUNCTION_NOT_FOUND:
+            raise
+        mask = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    names = [name for bit, name in EVENT_REASONS if mask & bit]
+    rest = mask & ~sum(bit for bit, _name in EVENT_REASONS)
+    return names + ([f"0x{rest:x}"] if rest else [])
+
+
+def _ecc_mode(nvml: ModuleType, handle: Any) -> Record:
+    current, pending = nvml.nvmlDeviceGetEccMode(handle)
+    return {"current": bool(current), "pending": bool(pending)}
+
+
+def _ecc_errors(kind: int, counter: int) -> Callable[[ModuleType, Any], int]:
+    """kind 0 corrected, 1 uncorrected; counter 0 volatile (since initialisation), 1 aggregate (for life)."""
+    return lambda nvml, handle: int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter))
+
+
+def _remapped(nvml: ModuleType, handle: Any) -> Record:
+    corrected, uncorrected, pending, failure = nvml.nvmlDeviceGetRemappedRows(handle)
+    return {"corrected": corrected, "uncorrected": uncorrected, "pending": bool(pending), "failure": bool(failure)}
+
+
+def _mig(nvml: ModuleType, handle: Any) -> Record:
+    current, pending = nvml.nvmlDeviceGetMigMode(handle)
+    return {"current": bool(current), "pending": bool(pending)}
+
+
+def _inforom(number: int) -> Callable[[ModuleType, Any], Any]:
+    return lambda nvml, handle: nvml.nvmlDeviceGetInforomVersion(handle, number)
+
+
+# What one pass reads of a GPU, in this order: who it is first, so that a later hang has a name.
+# A dotted name is a place in the record; a call that gives several values spreads them there.
+FIELDS: tuple[Field, ...] = (
+    ("bus_id", lambda nvml, gpu: pcie.bus_id(_text(nvml.nvmlDeviceGetPciInfo(gpu).busId))),
+    ("uuid", lambda nvml, gpu: nvml.nvmlDeviceGetUUID(gpu)),
+    ("serial", lambda nvml, gpu: nvml.nvmlDeviceGetSerial(gpu)),
+    ("minor", lambda nvml, gpu: nvml.nvmlDeviceGetMinorNumber(gpu)),
+    ("name", lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu)),
+    ("part_number", lambda nvml, gpu: nvml.nvmlDeviceGetBoardPartNumber(gpu)),
+    ("vbios", lambda nvml, gpu: nvml.nvmlDeviceGetVbiosVersion(gpu)),
+    ("inforom.image", lambda nvml, gpu: nvml.nvmlDeviceGetInforomImageVersion(gpu)),
+    *(("inforom." + name, _inforom(number)) for number, name in INFOROM_OBJECTS),
+    ("gsp", lambda nvml, gpu: nvml.nvmlDeviceGetGspFirmwareVersion(gpu)),
+    ("persistence", lambda nvml, gpu: bool(nvml.nvmlDeviceGetPersistenceMode(gpu))),
+    ("power.requested_w", lambda nvml, gpu: _watts(nvml.nvmlDeviceGetPowerManagementLimit(gpu))),
+    ("power.enforced_w", lambda nvml, gpu: _watts(nvml.nvmlDeviceGetEnforcedPowerLimit(gpu))),
+    ("power.default_w", lambda nvml, gpu: _watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu))),
+    ("power.limits", _limits),
+    ("power.draw_w", lambda nvml, gpu: _watts(nvml.nvmlDeviceGetPowerUsage(gpu))),
+    ("compute_mode", lambda nvml, gpu: _compute_mode(nvml.nvmlDeviceGetComputeMode(gpu))),
+    ("pcie.gen", lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu)),
+    ("pcie.width", lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)),
+    ("pcie.gen_max", lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)),
+    ("pcie.width_max", lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)),
+    ("pcie.gen_device_max", lambda nvml, gpu: nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration(gpu)),
+    ("temperature_c", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0)),
+    ("event_reasons", _event_reasons),
+    ("ecc.mode", _ecc_mode),
+    ("ecc.corrected_volatile", _ecc_errors(0, 0)),
+    ("ecc.uncorrected_volatile", _ecc_errors(1, 0)),
+    ("ecc.corrected_aggregate", _ecc_errors(0, 1)),
+    ("ecc.uncorrected_aggregate", _ecc_errors(1, 1)),
+    ("remapped_rows", _remapped),
+    ("mig", _mig),
+    ("processes", lambda nvml, gpu: len(nvml.nvmlDeviceGetComputeRunningProcesses(gpu))),
+)
+# A field that holds several values at the place above it.
+SPREAD = {"power.limits": ("min_w", "max_w")}
+
+
+def _compute_mode(number: int) -> str:
+    return COMPUTE_MODES.get(number, str(number))
+
+
+def empty_gpu() -> Record:
+    """A record with every field of ``FIELDS`` present and None: what is known of an unread GPU."""
+    record: Record = {"state": "ok", "error": None, "errors": {}}
+    for name, _call in FIELDS:
+        _place(record, name, None)
+    return record
+
+
+def _place(record: Record, name: str, value: Any) -> None:
+    """Put a value at its dotted place."""
+    where, _dot, last = name.rpartition(".")
+    holder = record.setdefault(where, {}) if where else record
+    if name in SPREAD:
+        for key in SPREAD[name]:
+            holder[key] = None if value is None else value[key]
+    else:
+        holder[last] = value
+
+
+def _asked(nvml: ModuleType, call: Callable[[], Any]) -> tuple[Any, int | None]:
+    """The value, or None and NVML's error number. One odd failure is asked again before it counts."""
+    code = None
+    for pause_s in (0.05, None):
+        try:
+            return _text(call()), None
+        except nvml.NVMLError as error:
+            code = int(error.value)
+        except nvml.NVMLLibraryMismatchError:
+            # pynvml's own way to say that the library lacks this version of the call.
+            code = FUNCTION_NOT_FOUND
+        if code != UNKNOWN_ERROR or pause_s is None:
+            break
+        time.sleep(pause_s)
+    return None, code
+
+
+def _serve(nvml: ModuleType, channel: Channel) -> None:
+    """The child's loop: start NVML once, then answer until the parent lets go."""
+    channel.send({"begin": "nvmlInit", "first": True})
+    _value, code = _asked(nvml, nvml.nvmlInit)
+    versions = {}
+    if code != LIBRARY_NOT_FOUND:
+        for name, call in (("nvml_version", nvml.nvmlSystemGetNVMLVersion),
+                           ("driver_version", nvml.nvmlSystemGetDriverVersion)):  # fmt: skip
+            versions[name] = _asked(nvml, call)[0]
+    count, count_code = _asked(nvml, nvml.nvmlDeviceGetCount) if code is None else (None, None)
+    channel.send({"node": dict(versions, code=code or count_code, count=count, library=_mapped_library())})
+    while True:
+        request = channel.receive()
+        if request["do"] == "read":
+            _serve_read(nvml, channel, request)
+        else:
+            _serve_set(nvml, channel, request)
+
+
+def _mapped_library() -> str | None:
+    """The path of the NVML library this process has mapped; it carries the version on real systems."""
+    maps = files.read_text("/proc/self/maps") or ""
+    for line in maps.splitlines():
+        if "libnvidia-ml.so" in line:
+            return line[line.index("/") :].strip()
+    return None
+
+
+def _serve_read(nvml: ModuleType, channel: Channel, request: Record) -> None:
+    """Read the GPUs with the given places in the driver's order, then those bus ids that did not answer."""
+    seen = set(request["seen"])
+    for place in request["places"]:
+        key = f"place {place}"
+        channel.send({"begin": "nvmlDeviceGetHandleByIndex", "gpu": key, "first": True})
+        handle, code = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, place))
+        if handle is None:
+            channel.send({"gpu": key, "failed": code})
+            continue
+        seen.add(_serve_fields(nvml, channel, key, handle))
+    for address in request["bus_ids"]:
+        if address not in seen:
+            _serve_missing(nvml, channel, address)
+    channel.send({"done": True})
+
+
+def _serve_missing(nvml: ModuleType, channel: Channel, address: str) -> None:
+    """Ask for a GPU that is on the bus but not in the driver's list; its error tells why."""
+    channel.send({"begin": "nvmlDeviceGetHandleByPciBusId", "gpu": address, "first": True})
+    handle, code = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByPciBusId, address))
+    if handle is None:
+        channel.send({"gpu": address, "failed": code})
+    else:
+        _serve_fields(nvml, channel, address, handle)
+
+
+def _serve_fields(nvml: ModuleType, channel: Channel, key: str, handle: Any) -> str | None:
+    """Send every field of one GPU; its bus id comes back. An error of the card ends it early."""
+    address = None
+    for name, call in FIELDS:
+        channel.send({"begin": name, "gpu": key})
+        value, code = _asked(nvml, partial(call, nvml, handle))
+        channel.send({"gpu": key, "field": name, "value": value, "code": code})
+        if code in CARD_STATES:
+            break
+        address = value if name == "bus_id" else address
+    return address
+
+
+def _serve_set(nvml: ModuleType, channel: Channel, request: Record) -> None:
+    """Make one setting of one GPU. The plain power call: pynvml's _v2 ignores what the driver answers."""
+    setters = {"power_limit": nvml.nvmlDeviceSetPowerManagementLimit, "persistence": nvml.nvmlDeviceSetPersistenceMode}
+    channel.send({"begin": request["do"], "gpu": request["uuid"], "first": True})
+    handle, code = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByUUID, request["uuid"]))
+    if handle is not None:
+        _value, code = _asked(nvml, partial(setters[request["do"]], handle, request["value"]))
+    channel.send({"set": request["do"], "code": code})
+
+
+# --- in the parent -----------------------------------------------------------------------------
+
+
+class Session:
+    """One pass over the GPUs: read, set, read back, on one child as long as it answers.
+
+    Use as a context manager. ``abandoned`` names children that could not be killed.
+    """
+
+    def __init__(
+        self,
+        root: str = "/",
+        binding: str = BINDING_PATH,
+        call_s: float = CALL_S,
+        first_contact_s: float = FIRST_CONTACT_S,
+        pass_s: float = PASS_S,
+    ) -> None:
+        self.root = root
+        self.call_s = call_s
+        self.first_contact_s = first_contact_s
+        self.pass_s = pass_s
+        self.abandoned: list[int] = []
+        self._nvml = load_binding(binding)
+        self._child: Child | None = None
+        self._node: Record = {}
+
+    def __enter__(self) -> Session:  # noqa: PYI034  Self is not in Python 3.8's typing
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._drop()
+
+    def read(self, bus_ids: Sequence[str] = ()) -> Record:
+        """The node's record with a list ``gpus``.
+
+        ``bus_ids`` are the GPUs that the PCI bus shows: one that NVML does not list is asked for by
+        its address, so that a lost GPU has a name.
+        """
+        node = self._start()
+        gpus: list[Record] = []
+        if node["state"] == "ok":
+            gpus = _Reading(self, node["count"], [pcie.bus_id(text) for text in bus_ids]).run()
+        record = dict(node, gpus=sorted(gpus, key=lambda gpu: gpu["bus_id"] or "~"), abandoned=list(self.abandoned))
+        return record
+
+    def set_power_limit(self, uuid: str, milliwatts: int) -> None:
+        """Ask for a power limit; the caller reads it back. NvmlError on any answer but success."""
+        self._set("power_limit", uuid, milliwatts, f"a power limit of {milliwatts / 1000.0:g} W")
+
+    def set_persistence(self, uuid: str, on: bool) -> None:
+        """Set NVML's own persistence mode; only where no nvidia-persistenced owns it."""
+        self._set("persistence", uuid, int(on), "persistence mode {}".format("on" if on else "off"))
+
+    def _set(self, what: str, uuid: str, value: int, wanted: str) -> None:
+        node = self._start()
+        if node["state"] != "ok" or self._child is None:
+            raise ToolError("NVML on this host", node["state"], "ok", NEXT_STEPS.get(node["state"]))
+        try:
+            self._child.send({"do": what, "uuid": uuid, "value": value})
+            answer = self.answer()
+        except (ChildSilent, ChildGone) as trouble:
+            self._drop()
+            raise DeadlineError(uuid, _no_answer(trouble), wanted, NEXT_STEPS["timeout"]) from None
+        if answer["code"] is not None:
+            raise _set_error(uuid, int(answer["code"]), wanted)
+
+    def _start(self) -> Record:
+        """A child with NVML started, and what it says of the node. A live child is used again."""
+        if self._child is not None:
+            return self._node
+        if self._nvml is None:
+            self._node = _node_record("no_binding", None, {}, self.root)
+            return self._node
+        binding = self._nvml
+        self._child = Child(lambda channel: _serve(binding, channel))
+        try:
+            found = self.answer()["node"]
+        except ChildSilent:
+            self._node = _node_record("timeout", None, {}, self.root)
+        except ChildGone as gone:
+            self._node = _node_record("error", gone.how, {}, self.root)
+        else:
+            self._node = _node_record(_node_state(found), found["code"], found, self.root)
+        if self._node["state"] != "ok":
+            self._drop()
+        return self._node
+
+    def answer(self) -> Record:
+        """The child's next message that is not an announcement, each within its own deadline."""
+        while True:
+            message = self.message()
+            if "begin" not in message:
+                return message
+
+    def message(self, deadline_s: float | None = None) -> Record:
+        """The child's next message. After an announced first contact the longer deadline holds."""
+        if self._child is None:
+            raise ChildGone("no child")
+        message = self._child.receive(deadline_s or self.first_contact_s)
+        return message
+
+    def request(self, message: Record) -> None:
+        """Send the child something, starting one if the last was dropped."""
+        node = self._start()
+        if node["state"] != "ok" or self._child is None:
+            raise ChildGone("NVML is in state {}".format(node["state"]))
+        self._child.send(message)
+
+    def drop(self) -> None:
+        """Let go of a child that hangs; the next use starts another."""
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._child is not None and not self._child.stop():
+            self.abandoned.append(self._child.pid)
+        self._child = None
+
+
+class _Reading:
+    """One read of all GPUs, going on past those that hang or kill the child."""
+
+    def __init__(self, session: Session, count: int, bus_ids: list[str]) -> None:
+        self.session = session
+        self.bus_ids = bus_ids
+        self.places = list(range(count))
+        self.found: dict[str, Record] = {}
+        self.give_up = time.monotonic() + session.pass_s
+        # The GPU and the call the child announced last, and the deadline that holds for it.
+        self.now: tuple[str | None, str, float] = (None, "request", session.call_s)
+
+    def run(self) -> list[Record]:
+        """Every GPU's record, each in one of the GPU states."""
+        while not self._one_child():
+            pass
+        return _named(list(self.found.items()), self.bus_ids)
+
+    def _one_child(self) -> bool:
+        """Read on with one child; False when it had to be dropped and GPUs remain."""
+        left = [place for place in self.places if f"place {place}" not in self.found]
+        seen = [gpu["bus_id"] for gpu in self.found.values() if gpu["bus_id"]]
+        asked = [address for address in self.bus_ids if address not in self.found]
+        self.now = (None, "request", self.session.call_s)
+        try:
+            self.session.request({"do": "read", "places": left, "seen": seen, "bus_ids": asked})
+            while True:
+                message = self.session.message(self.now[2])
+                if "done" in message:
+                    return True
+                self._take(message)
+        except ChildSilent:
+            return self._stuck("timeout", f"no answer within {self.now[2]:g} s", left)
+        except ChildGone as gone:
+            return self._stuck("unreachable", gone.how, left)
+
+    def _take(self, message: Record) -> None:
+        """File one message of the child."""
+        if "begin" in message:
+            first = message.get("first", False)
+            deadline = self.session.first_contact_s if first else self.session.call_s
+            self.now = (message["gpu"], message["begin"], deadline)
+            return
+        gpu = self.found.setdefault(message["gpu"], empty_gpu())
+        if "failed" in message:
+            gpu["state"] = CARD_STATES.get(message["failed"], "unreachable")
+            gpu["error"] = _raw(message["failed"], "handle look-up")
+            return
+        _place(gpu, message["field"], message["value"])
+        if message["code"] is not None:
+            gpu["errors"][message["field"]] = _raw(message["code"], message["field"])
+            if message["code"] in CARD_STATES:
+                gpu["state"] = CARD_STATES[message["code"]]
+                gpu["error"] = _raw(message["code"], message["field"])
+
+    def _stuck(self, state: str, why: str, left: list[int]) -> bool:
+        """Blame the GPU whose call was announced; True when there is no going on."""
+        self.session.drop()
+        key, call, _deadline = self.now
+        if key is not None:
+            gpu = self.found.setdefault(key, empty_gpu())
+            gpu["state"], gpu["error"] = state, {"code": None, "name": why, "call": call}
+        if key is not None and time.monotonic() < self.give_up:
+            return False
+        for place in left:
+            name = f"place {place}"
+            if name not in self.found:
+                reason = {"code": None, "name": "not reached: " + why, "call": call}
+                self.found[name] = dict(empty_gpu(), state="timeout", error=reason)
+        return True
+
+
+def _named(found: list[tuple[str, Record]], bus_ids: list[str]) -> list[Record]:
+    """The records with bus ids. A GPU whose look-up failed by place is the one that failed by address.
+
+    Records found by address stand for the nameless ones; a nameless one that has no such
+    counterpart stays, without a name, so that the count is never too small.
+    """
+    by_place = [gpu for key, gpu in found if key.startswith("place ")]
+    by_address = [(key, gpu) for key, gpu in found if not key.startswith("place ")]
+    named = [gpu for gpu in by_place if gpu["bus_id"]]
+    nameless = [gpu for gpu in by_place if not gpu["bus_id"]]
+    for address, gpu in by_address:
+        if any(other["bus_id"] == address for other in named):
+            continue
+        gpu["bus_id"] = address
+        named.append(gpu)
+        if nameless:
+            nameless.pop()
+    unanswered = [address for address in bus_ids if all(gpu["bus_id"] != address for gpu in named)]
+    if len(nameless) == 1 and len(unanswered) == 1:
+        nameless[0]["bus_id"] = unanswered[0]
+    return named + nameless
+
+
+def _raw(code: int | None, call: str) -> Record:
+    """NVML's own error, kept beside the value that is missing because of it."""
+    return {"code": code, "name": ERROR_NAMES.get(code or 0, str(code)), "call": call}
+
+
+def _node_state(found: Record) -> str:
+    if found["code"] is not None:
+        return INIT_STATES.get(found["code"], "error")
+    return "ok" if found["count"] else "no_devices"
+
+
+def _node_record(state: str, cause: Any, found: Record, root: str) -> Record:
+    """What is known of the node beside its GPUs, with a sentence when it is not well."""
+    loaded = module_version(root)
+    library = library_version(found.get("nvml_version"), found.get("library"))
+    code = cause if isinstance(cause, int) else None
+    return {
+        "state": state,
+        "reason": None if state == "ok" else _node_reason(state, cause, loaded, library),
+        "next_step": NEXT_STEPS.get(state),
+        "code": code,
+        "count": found.get("count"),
+        "driver_version": found.get("driver_version") or loaded,
+        "module_version": loaded,
+        "library_version": library,
+        "library": found.get("library"),
+    }
+
+
+def _node_reason(state: str, cause: Any, loaded: str | None, library: str | None) -> str:
+    reasons = {
+        "no_binding": "the Python module pynvml is not on this host",
+        "no_library": "libnvidia-ml.so.1 is not in the loader's path",
+        "no_driver": "the nvidia kernel module is not loaded",
+        "driver_mismatch": "kernel module {}, library {}".format(loaded or "unknown", library or "unknown"),
+        "no_permission": f"NVML may not be started by uid {os.geteuid()} here",
+        "no_devices": "NVML started and lists no GPU",
+        "timeout": "NVML did not start within its deadline",
+    }
+    name = ERROR_NAMES.get(cause, cause) if isinstance(cause, int) else cause
+    return reasons.get(state, f"NVML did not start: {name}")
+
+
+def _no_answer(trouble: Exception) -> str:
+    return trouble.how if isinstance(trouble, ChildGone) else "no answer within the deadline"
+
+
+def _set_error(uuid: str, code: int, wanted: str) -> SteadyrackError:
+    """What a refused setting means to the person who asked for it."""
+    if code == NO_PERMISSION:
+        return AccessError(uuid, "NO_PERMISSION (4)", wanted,
+                           "run it as root and not in a container: it needs CAP_SYS_ADMIN")  # fmt: skip
+    steps = {
+        INVALID_ARGUMENT: "compare with the card's limits in `steadyrack status`",
+        NOT_SUPPORTED: "this card cannot be set: leave it out of the policy by a match of its own",
+        NOT_FOUND: "this GPU is no longer there: look at the bus and the kernel log",
+        GPU_IS_LOST: "the GPU fell off the bus: power the host off and on, then reseat the card",
+        RESET_REQUIRED: "drain the host and reset the GPU",
+        OPERATING_SYSTEM: "a cgroup or the operating system blocks the device node",
+    }
+    return NvmlError(uuid, code, wanted, steps.get(code, "look at the kernel log"))
+
+
+def read_node(root: str = "/", bus_ids: Iterable[str] = (), **deadlines: Any) -> Record:
+    """One pass that only reads; see ``Session.read``."""
+    with Session(root, **deadlines) as session:
+        return session.read(list(bus_ids))
