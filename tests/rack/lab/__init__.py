@@ -1,0 +1,1 @@
+"""The demo rack and the two commands: what `./rack` hands over to."""

@@ -1,0 +1,204 @@
+"""Images of the demo hosts, made from the machine's own Debian mirror: no image registry is ever asked.
+
+Two layers. The base is mmdebstrap's (slow, keyed by its recipe), the top adds what makes it a rack host (fast,
+keyed by the files in tests/rack/image and tests/rack/nvml). Both live in podman's storage under names that carry
+the hash, so a second clone finds them, a changed recipe makes a new one and an interrupted build leaves nothing
+that could be taken for a finished one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lab import mirror
+from lab.engine import podman, podman_env, settle_runtime
+from lab.paths import LAB, NVML, STATE
+from lab.say import RackError, run, step
+
+SUITES = ("bookworm", "trixie")
+PACKAGES = (
+    "systemd", "systemd-sysv", "systemd-timesyncd", "dbus", "python3", "python3-apt", "openssh-server", "iproute2",
+    "procps", "kmod", "ca-certificates",
+)  # fmt: skip
+"""A freshly installed server and no more: chrony, squid and whatever else a role wants must come through the relay.
+timesyncd is here because it is there on real hosts and must be put out of action."""
+DPKG = ("force-unsafe-io", "path-exclude=/usr/share/man/*", "path-exclude=/usr/share/locale/*",
+        "path-exclude=/usr/share/doc/*")  # fmt: skip
+BUILDER_PACKAGES = ("gcc", "libc6-dev", "libnvidia-ml-dev")
+"""libnvidia-ml-dev (non-free) carries NVIDIA's nvml.h: used to compile, never shipped."""
+PREFIX = "localhost/steadyrack"
+
+
+def _hash(parts: Iterable[str | bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _tree(folder: Path) -> list[str | bytes]:
+    """Names, modes and contents of the files below `folder`, in a stable order."""
+    parts: list[str | bytes] = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        parts += [str(path.relative_to(folder)), oct(path.stat().st_mode & 0o111), path.read_bytes()]
+    return parts
+
+
+def base_name(suite: str) -> str:
+    return f"{PREFIX}-base:{suite}-{_hash([suite, *PACKAGES, *DPKG, *mirror.lines(suite)])}"
+
+
+def native_hash() -> str:
+    return _hash(["bookworm", *BUILDER_PACKAGES, *_tree(LAB / "nvml"), *_tree(LAB / "clock")])
+
+
+def node_name(suite: str) -> str:
+    return f"{PREFIX}-node:{suite}-{_hash([base_name(suite), native_hash(), *_tree(LAB / 'image')])}"
+
+
+def outside_name(suite: str) -> str:
+    return f"{PREFIX}-outside:{suite}-{_hash([node_name(suite), *_tree(LAB / 'outside')])}"
+
+
+def exists(image: str) -> bool:
+    return run(["podman", "image", "exists", image], check=False, env=podman_env()).returncode == 0
+
+
+def build_all(suites: Iterable[str] = SUITES) -> None:
+    """Make every image that is missing; the slow parts side by side."""
+    suites = tuple(suites)
+    wanted_base = [suite for suite in suites if not exists(node_name(suite)) and not exists(base_name(suite))]
+    with ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(_build_base, suite) for suite in wanted_base]
+        jobs.append(pool.submit(build_native))
+        for job in jobs:
+            job.result()
+    for suite in suites:
+        if not exists(node_name(suite)):
+            _build_node(suite)
+    if not exists(outside_name("bookworm")):
+        _build_outside("bookworm")
+
+
+def _mmdebstrap(suite: str, target: Path, words: list[str], components: str = "main") -> None:
+    run(["mmdebstrap", "--mode=root", "--quiet", *words, suite, target, *mirror.lines(suite, components)],
+        timeout_s=900)  # fmt: skip
+
+
+def _build_base(suite: str) -> None:
+    image = base_name(suite)
+    step(f"image: Debian {suite} from this machine's mirror (about half a minute)")
+    with _workdir() as folder:
+        tar = folder / "base.tar"
+        options = [f"--dpkgopt={line}" for line in DPKG]
+        # Host keys and the machine id belong to a host, not to an image.
+        hook = 'rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/machine-id && : > "$1"/etc/machine-id'
+        _mmdebstrap(
+            suite, tar,
+            ["--variant=minbase", f"--include={','.join(PACKAGES)}", *options, f"--customize-hook={hook}"],
+        )  # fmt: skip
+        podman("import", "--quiet", tar, image)
+    step(f"image: {suite} base is there")
+
+
+def build_native(force: bool = False) -> None:
+    """Compile the NVML emulator and the bendable clock in a Debian 12 chroot; keep the results in .rack/nvml.
+
+    One build serves both suites (glibc is compatible upwards) and the unit tests on this machine.
+    """
+    stamp = NVML / "built"
+    if not force and stamp.exists() and stamp.read_text() == native_hash():
+        return
+    step("image: compiling the NVML emulator (NVIDIA's header comes from Debian non-free)")
+    with _workdir() as folder:
+        out = folder / "out"
+        out.mkdir()
+        hooks = [
+            f"--customize-hook=copy-in {LAB / 'nvml'} {LAB / 'clock'} /root",
+            '--customize-hook=chroot "$1" sh -ec "mkdir /root/out; sh /root/nvml/build.sh /usr/include /root/out;'
+            ' gcc -Wall -Wextra -Werror -O2 -shared -fPIC -o /root/out/libbentclock.so /root/clock/bentclock.c -ldl"',
+            f"--customize-hook=sync-out /root/out {out}",
+        ]
+        _mmdebstrap(
+            "bookworm", Path("/dev/null"),
+            ["--variant=apt", "--format=null", f"--include={','.join(BUILDER_PACKAGES)}", *hooks],
+            "main non-free",
+        )  # fmt: skip
+        for name in ("libnvidia-ml.so.1", "libbentclock.so"):
+            if not (out / name).exists():
+                raise RackError(f"{name} was not built", ", ".join(sorted(p.name for p in out.iterdir())))
+        NVML.mkdir(parents=True, exist_ok=True)
+        for path in out.iterdir():
+            temporary = NVML / f".{path.name}.{os.getpid()}"
+            shutil.copy2(path, temporary)
+            temporary.rename(NVML / path.name)
+        stamp.write_text(native_hash())
+    step("image: the NVML emulator is there")
+
+
+def _build_node(suite: str) -> None:
+    step(f"image: rack host on {suite}")
+    with _workdir() as folder:
+        tree = folder / "tree"
+        tree.mkdir()
+        run(["cp", "-a", f"{LAB / 'image'}/.", tree])
+        run(["sh", LAB / "nvml" / "install.sh", tree, NVML])
+        (folder / "Containerfile").write_text(
+            f"FROM {base_name(suite)}\n"
+            "COPY tree/ /\n"
+            "RUN ldconfig && systemctl enable ssh.service steadyrack-demo-boot-id.service\n"
+        )
+        podman("build", "--quiet", "--network=none", "--tag", node_name(suite), folder, timeout_s=600)
+
+
+def _build_outside(suite: str) -> None:
+    step("image: the world outside (four upstream time servers)")
+    with _workdir() as folder:
+        run(["cp", "-a", LAB / "outside", folder / "tree"])
+        shutil.copy2(NVML / "libbentclock.so", folder / "tree" / "usr" / "lib" / "upstream-clocks")
+        (folder / "Containerfile").write_text(
+            f"FROM {node_name(suite)}\n"
+            "RUN apt-get -q update && apt-get install -qy --no-install-recommends chrony && apt-get clean"
+            " && rm -rf /var/lib/apt/lists/*\n"
+            "COPY tree/ /\n"
+            "RUN systemctl mask chrony.service && systemctl enable upstream-clocks.service\n"
+        )
+        podman("build", "--quiet", "--network=host", "--tag", outside_name(suite), folder, timeout_s=600)
+
+
+def settle(suites: Iterable[str] = SUITES) -> None:
+    """Images and a runtime that starts them: everything a rack needs before its first container."""
+    build_all(suites)
+    runtime = settle_runtime(node_name(tuple(suites)[0]))
+    step(f"engine: {podman('--version')}, {runtime}, {'cgroup v2' if Path('/sys/fs/cgroup/cgroup.controllers').exists() else 'hybrid cgroups'}")  # fmt: skip
+
+
+def purge() -> None:
+    """Remove every image this tool has made, of this and of older recipes."""
+    for line in podman("images", "--format", "{{.Repository}}:{{.Tag}}").splitlines():
+        if line.startswith(PREFIX + "-"):
+            podman("rmi", "--force", line, check=False)
+
+
+class _workdir:
+    """A temporary folder under .rack/, gone afterwards; leftovers of a killed run are swept when one is made."""
+
+    def __enter__(self) -> Path:
+        parent = STATE / "tmp"
+        parent.mkdir(parents=True, exist_ok=True)
+        for old in parent.glob("build-*"):
+            owner = old.name.split("-")[1]
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(old, ignore_errors=True)
+        self.path = Path(tempfile.mkdtemp(prefix=f"build-{os.getpid()}-", dir=parent))
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
