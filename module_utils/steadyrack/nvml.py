@@ -21,7 +21,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Callable, Dict, Iterable, Sequence, Tuple
 
-
 from . import files, pcie
 from .child import Channel, Child, ChildGone, ChildSilent
 from .errors import AccessError, DeadlineError, SteadyrackError, ToolError
@@ -309,7 +308,7 @@ def _asked(nvml: ModuleType, call: Callable[[], Any]) -> tuple[Any, int | None]:
     return None, code
 
 
-def _serve(nvml: ModuleType, channel: Channel) -> None:
+def _serve(nvml: ModuleType, root: str, channel: Channel) -> None:
     """The child's loop: start NVML once, then answer until the parent lets go."""
     channel.send({"begin": "nvmlInit", "first": True})
     _value, code = _asked(nvml, nvml.nvmlInit)
@@ -323,7 +322,7 @@ def _serve(nvml: ModuleType, channel: Channel) -> None:
     while True:
         request = channel.receive()
         if request["do"] == "read":
-            _serve_read(nvml, channel, request)
+            _serve_read(nvml, root, channel, request)
         else:
             _serve_set(nvml, channel, request)
 
@@ -337,7 +336,7 @@ def _mapped_library() -> str | None:
     return None
 
 
-def _serve_read(nvml: ModuleType, channel: Channel, request: Record) -> None:
+def _serve_read(nvml: ModuleType, root: str, channel: Channel, request: Record) -> None:
     """Read the GPUs with the given places in the driver's order, then those bus ids that did not answer."""
     seen = set(request["seen"])
     for place in request["places"]:
@@ -350,18 +349,28 @@ def _serve_read(nvml: ModuleType, channel: Channel, request: Record) -> None:
         seen.add(_serve_fields(nvml, channel, key, handle))
     for address in request["bus_ids"]:
         if address not in seen:
-            _serve_missing(nvml, channel, address)
+            _serve_missing(nvml, root, channel, address)
     channel.send({"done": True})
 
 
-def _serve_missing(nvml: ModuleType, channel: Channel, address: str) -> None:
+def _serve_missing(nvml: ModuleType, root: str, channel: Channel, address: str) -> None:
     """Ask for a GPU that is on the bus but not in the driver's list; its error tells why."""
     channel.send({"begin": "nvmlDeviceGetHandleByPciBusId", "gpu": address, "first": True})
     handle, code = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByPciBusId, address))
-    if handle is None:
-        channel.send({"gpu": address, "failed": code})
-    else:
+    if handle is not None:
         _serve_fields(nvml, channel, address, handle)
+        return
+    channel.send({"gpu": address, "failed": code})
+    # The kernel module still knows whom it lost. Read here, because this file can hang as well.
+    channel.send({"begin": "/proc/driver/nvidia", "gpu": address})
+    channel.send({"gpu": address, "field": "uuid", "value": _uuid_by_kernel(root, address), "code": None})
+
+
+def _uuid_by_kernel(root: str, address: str) -> str | None:
+    """The UUID that the kernel module has for a slot, None when it has none."""
+    text = files.read_text(os.path.join(root, "proc/driver/nvidia/gpus", address, "information")) or ""
+    found = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", text, re.MULTILINE | re.IGNORECASE)
+    return found.group(1) if found else None
 
 
 def _serve_fields(nvml: ModuleType, channel: Channel, key: str, handle: Any) -> str | None:
@@ -417,7 +426,7 @@ class Session:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self._drop()
+        self.drop()
 
     def read(self, bus_ids: Sequence[str] = ()) -> Record:
         """The node's record with a list ``gpus``.
@@ -448,7 +457,7 @@ class Session:
             self._child.send({"do": what, "uuid": uuid, "value": value})
             answer = self.answer()
         except (ChildSilent, ChildGone) as trouble:
-            self._drop()
+            self.drop()
             raise DeadlineError(uuid, _no_answer(trouble), wanted, NEXT_STEPS["timeout"]) from None
         if answer["code"] is not None:
             raise _set_error(uuid, int(answer["code"]), wanted)
@@ -460,8 +469,7 @@ class Session:
         if self._nvml is None:
             self._node = _node_record("no_binding", None, {}, self.root)
             return self._node
-        binding = self._nvml
-        self._child = Child(lambda channel: _serve(binding, channel))
+        self._child = Child(partial(_serve, self._nvml, self.root))
         try:
             found = self.answer()["node"]
         except ChildSilent:
@@ -471,7 +479,7 @@ class Session:
         else:
             self._node = _node_record(_node_state(found), found["code"], found, self.root)
         if self._node["state"] != "ok":
-            self._drop()
+            self.drop()
         return self._node
 
     def answer(self) -> Record:
@@ -496,10 +504,7 @@ class Session:
         self._child.send(message)
 
     def drop(self) -> None:
-        """Let go of a child that hangs; the next use starts another."""
-        self._drop()
-
-    def _drop(self) -> None:
+        """Let go of the child, whether it hangs or not; the next use starts another."""
         if self._child is not None and not self._child.stop():
             self.abandoned.append(self._child.pid)
         self._child = None

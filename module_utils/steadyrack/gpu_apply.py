@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Bring the GPUs to their policy: read, check all, set what differs, let go, read back.
+
+Order: persistence before caps, because a cap is lost when the last user of a GPU ends with
+persistence off. The reading after a change is done by a new child, so that a cap which only held as
+long as we did is seen. A GPU that is lost or hangs is reported and the others are done. One lock for
+the agent and for Ansible.
+
+Who owns persistence: the nvidia-persistenced daemon where its unit is installed; it is started if
+need be and then only looked at. NVML's own setter is for nodes without that unit: used beside the
+daemon, it would make two owners of one switch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any, Callable, Dict, Sequence, Tuple
+
+from . import files, gpu_checks, gpu_policy, nvml, pcie, verdict
+from .errors import SteadyrackError
+from .gpu_policy import Policy, Wish
+from .run import Completed, run
+
+LOCK_PATH = "/run/steadyrack/gpu_policy.lock"
+PREVIOUS_PATH = "/var/lib/steadyrack/gpu_policy_previous.json"
+PREVIOUS_VERSION = 1
+PERSISTENCED = "nvidia-persistenced.service"
+# The daemon reports ready before it has switched every GPU; seconds to wait for NVML to agree.
+PERSISTENCE_GRACE_S = 5.0
+PERSISTENCE_LOOK_S = 0.5
+
+Record = Dict[str, Any]
+Pair = Tuple[Record, Wish]
+
+
+class Outcome:
+    """What was found, what was changed, and how it stands now."""
+
+    def __init__(self, before: Record, pci: Sequence[Record]) -> None:
+        self.before = before
+        self.after = before
+        self.pci = pci
+        # {uuid, bus_id, setting, before, after, cause}: made, or in check mode intended.
+        self.changes: list[Record] = []
+        # What a setter answered, by UUID.
+        self.failures: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.rows: list[Record] = []
+
+    @property
+    def changed(self) -> bool:
+        """True when something was, or in check mode would be, set."""
+        return bool(self.changes)
+
+    def broken(self) -> list[Record]:
+        """The rows that say a setting is not as asked for, on a GPU that is there to be set."""
+        ours = ("gpu.power_cap", "gpu.persistence")
+        return [row for row in verdict.failed(self.rows) if row["id"] in ours and row["state"] != "missing"]
+
+
+def apply(
+    policy: Policy,
+    root: str = "/",
+    host: str = "localhost",
+    check: bool = False,
+    runner: Callable[..., Completed] = run,
+    **deadlines: Any,
+) -> Outcome:
+    """Bring every GPU to the policy, or with ``check`` only say what would be set.
+
+    InputError, before anything is set, when a card cannot do what is wanted of it. A node on which
+    NVML is not usable gives an outcome without changes whose ``before["state"]`` says why.
+    """
+    pci = pcie.read_gpus(root)
+    addresses = [device["bus_id"] for device in pci]
+    with contextlib.ExitStack() as stack:
+        if not check:
+            # A look needs no lock: it may run as anybody, and beside a run that sets.
+            stack.enter_context(files.locked(_below(root, LOCK_PATH)))
+        session = stack.enter_context(nvml.Session(root, **deadlines))
+        outcome = Outcome(session.read(addresses), pci)
+        pairs = [(gpu, gpu_policy.resolve(policy, gpu)) for gpu in outcome.before["gpus"]]
+        gpu_policy.refuse(pairs)
+        outcome.notes = [f"{gpu_policy.label(gpu)}: {wish.note}" for gpu, wish in pairs if wish.note]
+        outcome.changes = wanted_changes(pairs)
+        if outcome.changes and not check:
+            remember(_below(root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
+            _set_all(session, outcome, policy, runner)
+            session.drop()
+            outcome.after = session.read(addresses)
+    outcome.rows = gpu_checks.rows(policy, outcome.after, pci, host, outcome.failures)
+    return outcome
+
+
+def wanted_changes(pairs: Sequence[Pair]) -> list[Record]:
+    """What has to be set, persistence first, each with the value before and why it differs."""
+    changes = []
+    for gpu, wish in pairs:
+        known = None not in (wish.persistence, gpu["persistence"])
+        if _settable(gpu) and known and gpu["persistence"] != wish.persistence:
+            changes.append(_change(gpu, "persistence", gpu["persistence"], wish.persistence, "drift"))
+    for gpu, wish in pairs:
+        cause = gpu_policy.cap_state(gpu, wish)
+        if _settable(gpu) and wish.cap_mw is not None and cause in ("drift", "lost_state", "not_applied"):
+            changes.append(_change(gpu, "power_cap_w", gpu["power"]["requested_w"], wish.cap_mw / 1000, cause))
+    return changes
+
+
+def _settable(gpu: Record) -> bool:
+    """A GPU that answers and has a name to be set by."""
+    return gpu["state"] == "ok" and gpu["uuid"] is not None
+
+
+def _change(gpu: Record, setting: str, before: Any, after: Any, cause: str) -> Record:
+    return {
+        "uuid": gpu["uuid"], "bus_id": gpu["bus_id"], "setting": setting,
+        "before": before, "after": after, "cause": cause,
+    }  # fmt: skip
+
+
+def _set_all(session: nvml.Session, outcome: Outcome, policy: Policy, runner: Callable[..., Completed]) -> None:
+    """Make the changes; what one GPU answers does not stop the others."""
+    ours = outcome.changes
+    if any(change["setting"] == "persistence" for change in ours):
+        owner = persistence_owner(runner, start=policy.persistence_mode is True)
+        if owner == "daemon":
+            outcome.notes.append(f"persistence is kept by {PERSISTENCED}")
+            _await_daemon(session, outcome, policy)
+            ours = [change for change in ours if change["setting"] != "persistence"]
+    for change in ours:
+        try:
+            if change["setting"] == "persistence":
+                session.set_persistence(change["uuid"], change["after"])
+            else:
+                session.set_power_limit(change["uuid"], gpu_policy.milliwatts(change["after"]) or 0)
+        except SteadyrackError as error:
+            outcome.failures[change["uuid"]] = error.sentence()
+
+
+def persistence_owner(runner: Callable[..., Completed] = run, start: bool = False) -> str:
+    """``daemon`` when nvidia-persistenced keeps, or can be started to keep, persistence; else ``nvml``.
+
+    A unit that was skipped at boot because the device files came too late is enabled, yet not
+    active: it is started again here, now that the GPUs answer.
+    """
+    shown = runner(["systemctl", "show", "--property=LoadState,ActiveState", PERSISTENCED])
+    if shown.rc != 0 or "LoadState=loaded" not in shown.out:
+        return "nvml"
+    if "ActiveState=active" in shown.out:
+        return "daemon"
+    if not start:
+        return "nvml"
+    return "daemon" if runner(["systemctl", "start", PERSISTENCED]).rc == 0 and _is_active(runner) else "nvml"
+
+
+def _is_active(runner: Callable[..., Completed]) -> bool:
+    """A start that a condition skipped ends well too, so the state is asked."""
+    return runner(["systemctl", "is-active", "--quiet", PERSISTENCED]).rc == 0
+
+
+def _await_daemon(session: nvml.Session, outcome: Outcome, policy: Policy) -> None:
+    """Give the daemon its grace to switch every GPU, looking through a fresh reading each time."""
+    give_up = time.monotonic() + PERSISTENCE_GRACE_S
+    waiting = {change["uuid"] for change in outcome.changes if change["setting"] == "persistence"}
+    while waiting and time.monotonic() < give_up:
+        gpus = session.read()["gpus"]
+        waiting -= {gpu["uuid"] for gpu in gpus if gpu["persistence"] == policy.persistence_mode}
+        if waiting:
+            time.sleep(PERSISTENCE_LOOK_S)
+
+
+def remember(path: str, gpus: Sequence[Record], changes: Sequence[Record]) -> None:
+    """Keep what each GPU had before we set it: ``first`` (before the very first time) and ``last``.
+
+    So that a cap can be taken back. A damaged memory is set aside under another name, not trusted.
+    """
+    kept = _memory(path)
+    for gpu in gpus:
+        if any(change["uuid"] == gpu["uuid"] for change in changes):
+            value = {
+                "at": verdict.utc_now(), "bus_id": gpu["bus_id"], "persistence_mode": gpu["persistence"],
+                "power_cap_w": gpu["power"]["requested_w"], "power_default_w": gpu["power"]["default_w"],
+            }  # fmt: skip
+            entry = kept.setdefault(str(gpu["uuid"]), {"first": value})
+            entry["last"] = value
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    files.atomic_write(path, files.dump_json({"version": PREVIOUS_VERSION, "gpus": kept}), 0o644)
+
+
+def _memory(path: str) -> dict[str, Record]:
+    """What was kept before, by UUID."""
+    try:
+        value = files.load_json(path) or {}
+    except SteadyrackError:
+        value = {"version": None}
+    gpus = value.get("gpus", {})
+    if value and (value.get("version") != PREVIOUS_VERSION or not isinstance(gpus, dict)):
+        os.replace(path, path + ".unreadable")
+        return {}
+    return dict(gpus)
+
+
+def _below(root: str, path: str) -> str:
+    return os.path.join(root, path.lstrip("/"))
