@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What chronyd says of itself: parsers of ``chronyc -c`` and the verdict on a node's clock.
+
+Formats are those of chrony 4.0 to 4.8 (client.c of each tag, and recorded output). Times are seconds,
+frequencies ppm. Columns may be added at the end by a later release, so a line needs at least as many
+as we read; fewer is an error, never a guess. ``-`` and 4294967295 ("never") are None.
+"""
+
+from __future__ import annotations
+
+import csv
+import ipaddress
+import time
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
+
+from . import verdict
+from .errors import DeadlineError, ToolError
+from .run import Completed, run
+
+# chronyc prints these for "never" and "no interval" (chrony candm.h: (uint32_t)-1, and a poll of 127).
+NEVER = 4294967295
+NO_INTERVAL = 127
+# Reference ids: nobody followed, and the daemon's own clock (127.127.1.1, `local`).
+UNSYNCED_REFID = "00000000"
+LOCAL_REFID = "7F7F0101"
+# `local` and orphan mode announce at least this stratum here; whoever follows them is one above.
+ISLANDED_STRATUM = 10
+# A reading older than this many seconds and 8 polls is stale: 8 missed polls empty the reach register.
+STALE_S = 600.0
+STALE_POLLS = 8
+# The command socket answers within milliseconds; a daemon that needs this long hangs, seconds.
+CHRONYC_TIMEOUT_S = 5.0
+
+DOWN = "down"
+UNSYNCHRONISED = "unsynchronised"
+ISLANDED = "islanded"
+STALE = "stale"
+SYNCHRONISED = "synchronised"
+UNREADABLE = "unreadable"
+
+RELAY = "relay"
+CLIENT = "client"
+
+_MODES = {"^": "server", "=": "peer", "#": "refclock"}
+_STATES = {
+    "*": "selected",
+    "+": "combined",
+    "-": "not_combined",
+    "?": "unusable",
+    "x": "falseticker",
+    "~": "too_variable",
+}
+
+
+class DaemonDown(ToolError):
+    """chronyd does not answer: not running, not installed, or another network namespace."""
+
+
+class Tracking(NamedTuple):
+    """The 14 columns of ``chronyc -c tracking``. Signs differ between columns, see each."""
+
+    refid: str  # hex; 00000000 nobody, 7F7F0101 own clock
+    source: str  # empty when nobody is followed
+    stratum: int  # 0 when nobody is followed
+    ref_time: float  # epoch s of the last update, fuzzed by up to 1 s
+    system_time_s: float  # + = system clock behind NTP time
+    last_offset_s: float  # + = local clock was ahead
+    rms_offset_s: float
+    frequency_ppm: float  # + = fast
+    residual_ppm: float
+    skew_ppm: float
+    root_delay_s: float  # 0 when following the own clock
+    root_dispersion_s: float
+    update_interval_s: float
+    leap: str  # Normal, Insert second, Delete second, Not synchronised
+
+    @property
+    def followed(self) -> bool:
+        """True when the clock follows a source outside itself."""
+        return self.refid not in (UNSYNCED_REFID, LOCAL_REFID) and self.leap != "Not synchronised"
+
+    @property
+    def offset_s(self) -> Optional[float]:
+        """How far the system clock is from NTP time, + = ahead; None when there is nothing to be apart from."""
+        return -self.system_time_s if self.followed else None
+
+    @property
+    def bound_s(self) -> Optional[float]:
+        """The most the clock can be wrong (chronyc's manual): |offset| + dispersion + delay / 2. None as offset_s."""
+        if not self.followed:
+            return None
+        return abs(self.system_time_s) + self.root_dispersion_s + self.root_delay_s / 2
+
+
+class Source(NamedTuple):
+    """One line of ``chronyc -c sources``."""
+
+    mode: str  # server, peer, refclock
+    state: str  # selected, combined, not_combined, unusable, falseticker, too_variable
+    name: str  # a name or address; of a refclock its reference id, which is text
+    stratum: int
+    poll: int  # log2 s
+    reach: int  # 8 bits, one per poll; printed in octal
+    last_rx_s: Optional[int]  # None: never
+    offset_s: Optional[float]  # adjusted; + = local clock ahead; None when nothing was ever received
+    measured_s: Optional[float]
+    margin_s: Optional[float]  # the source's root distance
+
+    @property
+    def reachable(self) -> bool:
+        """True when at least one of the last 8 polls was answered."""
+        return self.reach != 0
+
+
+class SourceStats(NamedTuple):
+    """One line of ``chronyc -c sourcestats``."""
+
+    name: str
+    samples: int
+    runs: int
+    span_s: int
+    frequency_ppm: float
+    skew_ppm: float
+    offset_s: float
+    deviation_s: float
+
+
+class Activity(NamedTuple):
+    """How many sources are in which state of being polled."""
+
+    online: int
+    offline: int
+    burst_online: int
+    burst_offline: int
+    unresolved: int
+
+
+# --- parsers -----------------------------------------------------------------------------------
+
+
+def parse_tracking(text: str) -> Tracking:
+    """The one line of ``chronyc -c tracking``."""
+    row = _only(_rows(text, 14, "tracking"), "tracking")
+    number = [_number(value, "tracking") for value in row[3:13]]
+    return Tracking(row[0].upper(), row[1], _integer(row[2], "tracking"), *number, row[13])
+
+
+def parse_sources(text: str) -> List[Source]:
+    """All lines of ``chronyc -c sources``; an empty text is no sources."""
+    return [_source(row) for row in _rows(text, 10, "sources")]
+
+
+def parse_sourcestats(text: str) -> List[SourceStats]:
+    """All lines of ``chronyc -c sourcestats``."""
+    return [
+        SourceStats(
+            row[0],
+            *[_integer(value, "sourcestats") for value in row[1:4]],
+            *[_number(value, "sourcestats") for value in row[4:8]],
+        )
+        for row in _rows(text, 8, "sourcestats")
+    ]
+
+
+def parse_activity(text: str) -> Activity:
+    """The one line of ``chronyc -c activity``."""
+    row = _only(_rows(text, 5, "activity"), "activity")
+    return Activity(*[_integer(value, "activity") for value in row[:5]])
+
+
+def _source(row: Sequence[str]) -> Source:
+    if row[0] not in _MODES or row[1] not in _STATES:
+        raise _unreadable("sources", f"mode {row[0]!r}, state {row[1]!r}")
+    last_rx = None if row[6] in ("-", str(NEVER)) else _integer(row[6], "sources")
+    measured: List[Optional[float]] = [_number(value, "sources") for value in row[7:10]]
+    if last_rx is None:
+        # chronyc prints zeros where nothing was ever measured: zero would read as perfect.
+        measured = [None, None, None]
+    try:
+        reach = int(row[5], 8)
+    except ValueError:
+        raise _unreadable("sources", f"reach {row[5]!r}, which is not octal") from None
+    poll, stratum = _integer(row[4], "sources"), _integer(row[3], "sources")
+    return Source(_MODES[row[0]], _STATES[row[1]], row[2], stratum, poll, reach, last_rx, *measured)
+
+
+def _rows(text: str, least: int, report: str) -> List[List[str]]:
+    """Lines as columns; fewer than ``least`` columns is not this report."""
+    rows = [row for row in csv.reader(text.splitlines()) if row]
+    for row in rows:
+        if len(row) < least:
+            raise _unreadable(report, ",".join(row))
+    return rows
+
+
+def _only(rows: List[List[str]], report: str) -> List[str]:
+    if len(rows) != 1:
+        raise _unreadable(report, f"{len(rows)} lines")
+    return rows[0]
+
+
+def _number(text: str, report: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _unreadable(report, f"{text!r} where a number belongs") from None
+
+
+def _integer(text: str, report: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _unreadable(report, f"{text!r} where a whole number belongs") from None
+
+
+def _unreadable(report: str, seen: str) -> ToolError:
+    return ToolError(
+        f"chronyc -c {report}", seen, "the comma-separated report of chrony 4.0 or later", "see chronyc --version"
+    )
+
+
+# --- asking the daemon -------------------------------------------------------------------------
+
+
+def ask(report: str, runner: Callable[..., Completed] = run) -> str:
+    """What ``chronyc -c REPORT`` prints; DaemonDown when there is no daemon behind it.
+
+    ``-N`` prints each source by the name it was configured with, not by the address it resolved to.
+    """
+    argv = ["chronyc", "-c", "-N", report]
+    look_at = "systemctl status chrony; journalctl -u chrony"
+    try:
+        done = runner(argv, CHRONYC_TIMEOUT_S)
+    except DeadlineError as error:
+        raise DaemonDown("chronyd", error.seen, "an answer", look_at) from error
+    if done.missing:
+        raise DaemonDown("chronyd", "chronyc is not installed", "chrony installed and running", "run the role time_sync")
+    # The 5xx replies come on stdout with exit status 1: "506 Cannot talk to daemon".
+    if done.rc != 0:
+        raise DaemonDown("chronyd", done.out.strip() or done.said, "a running chronyd", look_at)
+    return done.out
+
+
+class Clock(NamedTuple):
+    """Everything asked in one look. ``error`` says why the rest is empty."""
+
+    tracking: Optional[Tracking]
+    sources: List[Source]
+    error: Optional[str] = None
+    down: bool = False
+
+
+def look(runner: Callable[..., Completed] = run) -> Clock:
+    """Tracking and sources of the running daemon; what cannot be read is said, never guessed."""
+    try:
+        return Clock(parse_tracking(ask("tracking", runner)), parse_sources(ask("sources", runner)))
+    except DaemonDown as error:
+        return Clock(None, [], str(error.seen), down=True)
+    except ToolError as error:
+        return Clock(None, [], error.sentence())
+
+
+# --- verdicts ----------------------------------------------------------------------------------
+
+
+def state_of(clock: Clock, now: Optional[float] = None) -> str:
+    """One word for the clock, the worst that is true: down, unreadable, unsynchronised, islanded, stale, synchronised."""
+    if clock.down:
+        return DOWN
+    tracking = clock.tracking
+    if tracking is None:
+        return UNREADABLE
+    if tracking.refid == UNSYNCED_REFID or tracking.leap == "Not synchronised":
+        return UNSYNCHRONISED
+    if tracking.refid == LOCAL_REFID or tracking.stratum >= ISLANDED_STRATUM:
+        return ISLANDED
+    age_s = (time.time() if now is None else now) - tracking.ref_time
+    if age_s > stale_after_s(clock.sources) or not any(source.reachable for source in clock.sources):
+        return STALE
+    return SYNCHRONISED
+
+
+def stale_after_s(sources: Sequence[Source]) -> float:
+    """Seconds after which the last update is too old: 600, or 8 polls of the followed source where that is more."""
+    followed = [source for source in sources if source.state == "selected"] or list(sources)
+    polls = [source.poll for source in followed if source.poll < NO_INTERVAL]
+    return max([STALE_S] + [STALE_POLLS * 2.0**poll for poll in polls])
+
+
+def assess(
+    clock: Clock,
+    subject: str,
+    mode: str,
+    expected_sources: Optional[Iterable[str]],
+    alarm_ms: float,
+    warn_ms: Optional[float] = None,
+    now: Optional[float] = None,
+) -> List[Dict[str, Any]]:
+    """The rows time.synchronised, time.sources and time.offset of one host, in that order.
+
+    Whether the clock follows anything comes first: an unsynchronised daemon shows an offset of zero.
+    ``expected_sources`` None means nobody said what to expect: the sources are then not judged.
+    """
+    state = state_of(clock, now)
+    rows = [_synchronised_row(clock, subject, mode, state)]
+    rows += source_rows(clock, subject, expected_sources)
+    rows.append(_offset_row(clock, subject, state, alarm_ms, warn_ms))
+    return rows
+
+
+def _synchronised_row(clock: Clock, subject: str, mode: str, state: str) -> Dict[str, Any]:
+    tracking = clock.tracking
+    row = {
+        "expected": SYNCHRONISED,
+        "measured": None if tracking is None else tracking.source or tracking.refid,
+        "source": "chronyc tracking",
+        "state": state,
+    }
+    if state == SYNCHRONISED:
+        return verdict.check_row("time.synchronised", subject, verdict.PASS, **row)
+    if state == UNREADABLE:
+        return verdict.check_row("time.synchronised", subject, verdict.UNKNOWN, reason=clock.error, **row)
+    reason, hint = _why_not(clock, mode, state)
+    return verdict.check_row("time.synchronised", subject, verdict.FAIL, reason=reason, hint=hint, **row)
+
+
+def _why_not(clock: Clock, mode: str, state: str) -> List[str]:
+    """Reason and hint for each state that fails."""
+    if state == DOWN:
+        return [f"the time daemon is unreachable: {clock.error}", "systemctl status chrony; journalctl -u chrony"]
+    if state == ISLANDED:
+        who = "local fallback active: this relay follows nobody outside"
+        if mode != RELAY:
+            who = "the clock runs free (or follows a relay that does)"
+        return [who, "chronyc sources on the relay; is NTP (UDP 123) let out there?"]
+    if state == STALE:
+        return ["no source has answered for a long time", "chronyc sources; is UDP 123 to the sources open?"]
+    liars = [source.name for source in clock.sources if source.state == "falseticker"]
+    if liars:
+        return ["the sources disagree and no majority is left: " + ", ".join(liars), "chronyc sources on each relay"]
+    silent = [source.name for source in clock.sources if not source.reachable]
+    if not clock.sources:
+        return ["no sources: none configured, or none of their names resolves", "chronyc -N sources -a"]
+    if len(silent) == len(clock.sources):
+        return ["no source answers: " + ", ".join(silent), "is UDP 123 to the sources open, and do they run?"]
+    return ["no source is selected yet", "chronyc waitsync 30; chronyc selectdata"]
+
+
+def _offset_row(clock: Clock, subject: str, state: str, alarm_ms: float, warn_ms: Optional[float]) -> Dict[str, Any]:
+    row = {"expected": alarm_ms, "unit": "ms", "source": "chronyc tracking"}
+    bound_s = None if clock.tracking is None else clock.tracking.bound_s
+    if state != SYNCHRONISED or bound_s is None:
+        # Not zero: there is nothing this clock could be apart from.
+        return verdict.check_row(
+            "time.offset", subject, verdict.UNKNOWN, state=state, reason=f"the clock is {state}", **row
+        )
+    row["measured"] = round(bound_s * 1000, 6)
+    if bound_s * 1000 > alarm_ms:
+        reason = f"the clock may be off by {bound_s * 1000:.3f} ms, the alarm is at {alarm_ms:g} ms"
+        hint = "chronyc tracking; chronyc sourcestats; look for a bad upstream or a congested link"
+        return verdict.check_row("time.offset", subject, verdict.FAIL, state="alarm", reason=reason, hint=hint, **row)
+    if warn_ms is not None and bound_s * 1000 > warn_ms:
+        reason = f"above the warning level of {warn_ms:g} ms"
+        return verdict.check_row(
+            "time.offset", subject, verdict.PASS, state="warning", severity=verdict.WARNING, reason=reason, **row
+        )
+    return verdict.check_row("time.offset", subject, verdict.PASS, state="ok", **row)
+
+
+def source_rows(clock: Clock, subject: str, expected: Optional[Iterable[str]]) -> List[Dict[str, Any]]:
+    """time.sources: one row per source, configured or found. The two lists must be equal.
+
+    Reference clocks are listed and not compared: their id is text, not an address.
+    """
+    if clock.tracking is None:
+        return [verdict.check_row("time.sources", subject, verdict.UNKNOWN, reason=clock.error or "no answer")]
+    if expected is None:
+        reason = "nobody said which sources to expect"
+        return [verdict.check_row("time.sources", subject, verdict.NOT_JUDGED, reason=reason)]
+    wanted = {canonical(name): name for name in expected}
+    servers = [source for source in clock.sources if source.mode != "refclock"]
+    found = {canonical(source.name) for source in servers}
+    # One silent or lying upstream among several is what several are for; none left is a failure.
+    usable = any(source.reachable and source.state in ("selected", "combined") for source in servers)
+    rows = [_source_row(source, canonical(source.name) in wanted, usable) for source in servers]
+    rows += [_missing_row(name) for key, name in wanted.items() if key not in found]
+    rows += [_refclock_row(source) for source in clock.sources if source.mode == "refclock"]
+    return rows or [_none_row(subject)]
+
+
+def _source_row(source: Source, wanted: bool, usable: bool) -> Dict[str, Any]:
+    row = {
+        "expected": "configured" if wanted else "absent",
+        "measured": source.state,
+        "source": "chronyc sources",
+        "state": source.state if source.reachable else "unreachable",
+    }
+    if not wanted:
+        return verdict.check_row(
+            "time.sources", source.name, verdict.FAIL, reason="a source that is not configured",
+            hint="run the role time_sync; look for `chronyc add`, DHCP hooks, other *.sources files", **row
+        )  # fmt: skip
+    if source.reachable and source.state not in ("falseticker", "unusable"):
+        return verdict.check_row("time.sources", source.name, verdict.PASS, **row)
+    reason = "does not answer" if not source.reachable else f"{source.state}: outvoted or not usable"
+    if usable:
+        return verdict.check_row(
+            "time.sources", source.name, verdict.PASS, severity=verdict.WARNING, reason=reason, **row
+        )
+    return verdict.check_row(
+        "time.sources", source.name, verdict.FAIL, reason=reason + ", and no other source is usable",
+        hint="is UDP 123 to it open, and does its server run?", **row
+    )  # fmt: skip
+
+
+def _missing_row(name: str) -> Dict[str, Any]:
+    return verdict.check_row(
+        "time.sources", name, verdict.FAIL, state="missing", expected="configured", measured="absent",
+        source="chronyc sources", reason="configured, but the daemon does not have it (name not resolved, or not loaded)",
+        hint="does the name resolve on this host? then: chronyc reload sources",
+    )  # fmt: skip
+
+
+def _refclock_row(source: Source) -> Dict[str, Any]:
+    return verdict.check_row(
+        "time.sources", source.name, verdict.NOT_JUDGED, state="refclock", source="chronyc sources",
+        reason="a reference clock, not a server: not compared with the configured servers",
+    )  # fmt: skip
+
+
+def _none_row(subject: str) -> Dict[str, Any]:
+    return verdict.check_row(
+        "time.sources", subject, verdict.FAIL, state="missing", reason="no sources, and none expected",
+        hint="name at least one source in the role time_sync",
+    )  # fmt: skip
+
+
+def canonical(name: str) -> str:
+    """One form for each source: an address in its shortest form, a name in lower case without the last dot."""
+    bare = str(name).strip().strip("[]").rstrip(".").lower()
+    address, percent, zone = bare.partition("%")
+    try:
+        return str(ipaddress.ip_address(address)) + percent + zone
+    except ValueError:
+        return bare
