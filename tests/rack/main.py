@@ -16,7 +16,7 @@ from lab.say import RackError, die
 def main() -> int:
     # `kill` and Ctrl-C end the command the same way: children end with it, the next run finds consistent state.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    parser = argparse.ArgumentParser(prog="./rack", description="A GPU rack on one machine, and the tests of steadyrack.")
+    parser = argparse.ArgumentParser(prog="./rack", description="A GPU rack on one machine, and its tests.")
     commands.add(parser)
     args = parser.parse_args()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from lab import demo, faults, hosts, images, setup
+from lab import demo, faults, hosts, images, setup, suite
 from lab.engine import require_engine
 from lab.topology import load
 
@@ -40,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     sub = word("fault", faults.command, "break something; ./rack fault --list shows what")
     rack_option(sub)
     faults.arguments(sub)
+    suite.arguments(word("test", suite.command, "pass every test; --all adds the slow ones"))
     word("setup", lambda _: setup.setup() and None, "install what is missing and make the virtual environment")
     word("images", lambda _: images.build_all(), "build the images that are missing")
     word("lock", lambda _: setup.lock(), "write requirements*.txt anew from requirements*.in")

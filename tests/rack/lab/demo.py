@@ -40,8 +40,11 @@ def demo() -> int:
     step("ansible-playbook site.yml (log: .rack/demo/site.log)")
     code = playbook(["site.yml"], log=rack.state / "site.log")
     if not REPORT.exists():
-        raise RackError("site.yml did not get as far as the acceptance checks", f"exit code {code}",
-                        "read .rack/demo/site.log; running ./rack demo again goes on from what is there")  # fmt: skip
+        raise RackError(
+            "site.yml did not get as far as the acceptance checks",
+            f"exit code {code}",
+            "read .rack/demo/site.log; running ./rack demo again goes on from what is there",
+        )
     step("what is now true on each host")
     report = json.loads(REPORT.read_text())
     print()
@@ -74,17 +77,26 @@ def summary(rows: Iterable[Mapping[str, object]]) -> list[dict[str, str]]:
         reason = str(worst.get("reason") or "") if worst["verdict"] != "pass" else ""
         shown = "; ".join(dict.fromkeys(str(row["measured"]) for row in members if row.get("measured") is not None))
         lines.append(
-            {"host": host, "check": check, "verdict": str(worst["verdict"]), "subjects": str(len(members)),
-             "measured": (reason or f"{shown}{unit}")[:70]}
-        )  # fmt: skip
+            {
+                "host": host,
+                "check": check,
+                "verdict": str(worst["verdict"]),
+                "subjects": str(len(members)),
+                "measured": (reason or f"{shown}{unit}")[:70],
+            }
+        )
     return lines
 
 
 def count(rows: Iterable[Mapping[str, object]]) -> str:
     """`12 pass, 1 fail`: every verdict that occurs is named; unknown is never folded into pass."""
     verdicts = [str(row["verdict"]) for row in rows]
-    return ", ".join(f"{verdicts.count(word)} {word}" for word in ("pass", "fail", "unknown", "not_judged")
-                     if word in verdicts) or "no checks"  # fmt: skip
+    return (
+        ", ".join(
+            f"{verdicts.count(word)} {word}" for word in ("pass", "fail", "unknown", "not_judged") if word in verdicts
+        )
+        or "no checks"
+    )
 
 
 def table(rows: list[dict[str, str]]) -> str:

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import ipaddress
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -84,9 +83,15 @@ def status(rack: Rack) -> list[dict[str, str]]:
         if state == "running":
             system = podman("exec", rack.container(host.name), "systemctl", "is-system-running", check=False) or "?"
         rows.append(
-            {"host": host.name, "container": state, "system": system, "addresses": " ".join(host.addresses),
-             "release": host.suite, "gpus": host.gpu_profile or "-"}
-        )  # fmt: skip
+            {
+                "host": host.name,
+                "container": state,
+                "system": system,
+                "addresses": " ".join(host.addresses),
+                "release": host.suite,
+                "gpus": host.gpu_profile or "-",
+            }
+        )
     return rows
 
 
@@ -115,12 +120,22 @@ def write_keys(rack: Rack) -> None:
     state = rack.state
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     _keygen(state / "id_ed25519", "steadyrack demo, controller")
-    known, config = [], [
-        "# Written by ./rack. Host keys are checked: they were made here and are written to known_hosts.",
-        "Host *", "  User root", f"  IdentityFile {_quoted(state / 'id_ed25519')}", "  IdentitiesOnly yes",
-        f"  UserKnownHostsFile {_quoted(state / 'known_hosts')}", "  GlobalKnownHostsFile /dev/null",
-        "  StrictHostKeyChecking yes", "  UpdateHostKeys no", "  ConnectTimeout 10", "  LogLevel ERROR",
-    ]  # fmt: skip
+    known, config = (
+        [],
+        [
+            "# Written by ./rack. Host keys are checked: they were made here and are written to known_hosts.",
+            "Host *",
+            "  User root",
+            f"  IdentityFile {_quoted(state / 'id_ed25519')}",
+            "  IdentitiesOnly yes",
+            f"  UserKnownHostsFile {_quoted(state / 'known_hosts')}",
+            "  GlobalKnownHostsFile /dev/null",
+            "  StrictHostKeyChecking yes",
+            "  UpdateHostKeys no",
+            "  ConnectTimeout 10",
+            "  LogLevel ERROR",
+        ],
+    )
     for host in rack.hosts.values():
         key = _host_folder(rack, host) / "ssh_host_ed25519_key"
         _keygen(key, host.name)
@@ -161,17 +176,18 @@ def _other_checkouts(rack: Rack) -> None:
 def _network(rack: Rack, name: str) -> None:
     network = rack.networks[name]
     full = f"{rack.name}-{name}"
+    gateway = str(network.subnet[1])  # named: without it an internal network's bridge has no address on this machine
     text = podman("network", "inspect", full, check=False)
     if text and text != "[]":
         (found,) = json.loads(text)
-        subnets = [row["subnet"] for row in found.get("subnets") or []]
-        if subnets == [str(network.subnet)] and bool(found.get("internal")) == network.internal:
+        subnets = [(row["subnet"], row.get("gateway")) for row in found.get("subnets") or []]
+        if subnets == [(str(network.subnet), gateway)] and bool(found.get("internal")) == network.internal:
             return
         step(f"network {full} is not as described: making it anew")
         podman("network", "rm", "-f", full)
     _refuse_overlap(network.subnet)
     step(f"network {full} {network.subnet}{' (internal)' if network.internal else ''}")
-    words = ["network", "create", "--disable-dns", "--subnet", str(network.subnet)]
+    words = ["network", "create", "--disable-dns", "--subnet", str(network.subnet), "--gateway", gateway]
     podman(*words, *(["--internal"] if network.internal else []), full)
 
 
@@ -181,9 +197,10 @@ def _refuse_overlap(subnet: ipaddress.IPv4Network) -> None:
         target = route.get("dst", "default")
         if target != "default" and ipaddress.IPv4Network(target, strict=False).overlaps(subnet):
             raise RackError(
-                f"this machine already has a route into {subnet}", f"{target} dev {route.get('dev')}",
+                f"this machine already has a route into {subnet}",
+                f"{target} dev {route.get('dev')}",
                 "remove that network, or change the subnet in tests/rack/racks/ and inventory/",
-            )  # fmt: skip
+            )
 
 
 def _image(host: Host) -> str:
@@ -193,10 +210,22 @@ def _image(host: Host) -> str:
 def _arguments(rack: Rack, host: Host) -> list[str]:
     """The words of `podman run` for a host, without the label that is their hash."""
     folder = _host_folder(rack, host)
-    words = ["--name", rack.container(host.name), "--hostname", host.name, "--restart", "always",
-             "--cap-add", "NET_ADMIN",   # nftables and addresses inside the container
-             "--cap-add", "SYS_ADMIN",   # bind mounts: its own boot_id, the emulated PCI tree
-             "--label", f"{LABEL}={rack.name}", "--label", f"{CHECKOUT}={ROOT}"]  # fmt: skip
+    words = [
+        "--name",
+        rack.container(host.name),
+        "--hostname",
+        host.name,
+        "--restart",
+        "always",
+        "--cap-add",
+        "NET_ADMIN",  # nftables and addresses inside the container
+        "--cap-add",
+        "SYS_ADMIN",  # bind mounts: its own boot_id, the emulated PCI tree
+        "--label",
+        f"{LABEL}={rack.name}",
+        "--label",
+        f"{CHECKOUT}={ROOT}",
+    ]
     for network, address in host.networks.items():
         words += ["--network", f"{rack.name}-{network}:ip={address}"]
     mounts = {
@@ -217,8 +246,10 @@ def _arguments(rack: Rack, host: Host) -> list[str]:
 
 
 def _made_from(rack: Rack, host: Host, arguments: list[str]) -> str:
-    keys = [(rack.state / "id_ed25519.pub").read_bytes(),
-            (_host_folder(rack, host) / "ssh_host_ed25519_key.pub").read_bytes()]  # fmt: skip
+    keys = [
+        (rack.state / "id_ed25519.pub").read_bytes(),
+        (_host_folder(rack, host) / "ssh_host_ed25519_key.pub").read_bytes(),
+    ]
     return hashlib.sha256("\0".join(arguments).encode() + b"".join(keys)).hexdigest()[:16]
 
 
@@ -232,9 +263,13 @@ def _host_up(rack: Rack, host: Host) -> None:
     arguments = _arguments(rack, host)
     wanted = _made_from(rack, host, arguments)
     found = podman(
-        "container", "inspect", name, "--format", f'{{{{index .Config.Labels "{MADE_FROM}"}}}} {{{{.State.Status}}}}',
+        "container",
+        "inspect",
+        name,
+        "--format",
+        f'{{{{index .Config.Labels "{MADE_FROM}"}}}} {{{{.State.Status}}}}',
         check=False,
-    ).split()  # fmt: skip
+    ).split()
     if found[:1] == [wanted] and found[1:] == ["running"]:
         step(f"{host.name}: is up")
     elif found[:1] == [wanted]:
@@ -255,8 +290,10 @@ def _wait_boot(rack: Rack, host: Host) -> None:
     while time.monotonic() < deadline:
         done = run(
             ["podman", "exec", rack.container(host.name), "systemctl", "is-system-running", "--wait"],
-            check=False, env=podman_env(), timeout_s=BOOT_TIMEOUT_S,
-        )  # fmt: skip
+            check=False,
+            env=podman_env(),
+            timeout_s=BOOT_TIMEOUT_S,
+        )
         state = done.stdout.strip() or done.stderr.strip()
         if state in ("running", "degraded"):
             break
@@ -268,9 +305,10 @@ def _wait_boot(rack: Rack, host: Host) -> None:
         step(f"{host.name}: up, with failed units: {' '.join(line.split()[0] for line in failed.splitlines())}")
         return
     raise RackError(
-        f"{host.name} did not finish booting within {BOOT_TIMEOUT_S} s", f"{state}\n{failed}",
+        f"{host.name} did not finish booting within {BOOT_TIMEOUT_S} s",
+        f"{state}\n{failed}",
         f"podman logs {rack.container(host.name)}; above about 20 hosts look at fs.inotify.max_user_instances",
-    )  # fmt: skip
+    )
 
 
 def _wait_ssh(rack: Rack, host: Host) -> None:
@@ -278,12 +316,12 @@ def _wait_ssh(rack: Rack, host: Host) -> None:
     words = ["ssh", "-F", rack.state / "ssh_config", "-o", "BatchMode=yes", host.name, "true"]
     while (done := run(words, check=False, timeout_s=30)).returncode != 0:
         if time.monotonic() > deadline:
-            raise RackError(f"{host.name} does not answer over SSH", done.stderr, f"podman exec -it {rack.container(host.name)} sh")
+            raise RackError(
+                f"{host.name} does not answer over SSH", done.stderr, f"podman exec -it {rack.container(host.name)} sh"
+            )
         time.sleep(0.2)
 
 
 def _require_up(rack: Rack) -> None:
     if not (rack.state / "ssh_config").exists():
         raise RackError(f"rack {rack.short} is not up", next_step="./rack demo")
-
-

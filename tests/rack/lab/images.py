@@ -23,13 +23,26 @@ from lab.say import RackError, run, step
 
 SUITES = ("bookworm", "trixie")
 PACKAGES = (
-    "systemd", "systemd-sysv", "systemd-timesyncd", "dbus", "python3", "python3-apt", "openssh-server", "iproute2",
-    "procps", "kmod", "ca-certificates",
-)  # fmt: skip
+    "systemd",
+    "systemd-sysv",
+    "systemd-timesyncd",
+    "dbus",
+    "python3",
+    "python3-apt",
+    "openssh-server",
+    "iproute2",
+    "procps",
+    "kmod",
+    "ca-certificates",
+)
 """A freshly installed server and no more: chrony, squid and whatever else a role wants must come through the relay.
 timesyncd is here because it is there on real hosts and must be put out of action."""
-DPKG = ("force-unsafe-io", "path-exclude=/usr/share/man/*", "path-exclude=/usr/share/locale/*",
-        "path-exclude=/usr/share/doc/*")  # fmt: skip
+DPKG = (
+    "force-unsafe-io",
+    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-exclude=/usr/share/doc/*",
+)
 BUILDER_PACKAGES = ("gcc", "libc6-dev", "libnvidia-ml-dev")
 """libnvidia-ml-dev (non-free) carries NVIDIA's nvml.h: used to compile, never shipped."""
 PREFIX = "localhost/steadyrack"
@@ -88,8 +101,9 @@ def build_all(suites: Iterable[str] = SUITES) -> None:
 
 
 def _mmdebstrap(suite: str, target: Path, words: list[str], components: str = "main") -> None:
-    run(["mmdebstrap", "--mode=root", "--quiet", *words, suite, target, *mirror.lines(suite, components)],
-        timeout_s=900)  # fmt: skip
+    run(
+        ["mmdebstrap", "--mode=root", "--quiet", *words, suite, target, *mirror.lines(suite, components)], timeout_s=900
+    )
 
 
 def _build_base(suite: str) -> None:
@@ -101,9 +115,10 @@ def _build_base(suite: str) -> None:
         # Host keys and the machine id belong to a host, not to an image.
         hook = 'rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/machine-id && : > "$1"/etc/machine-id'
         _mmdebstrap(
-            suite, tar,
+            suite,
+            tar,
             ["--variant=minbase", f"--include={','.join(PACKAGES)}", *options, f"--customize-hook={hook}"],
-        )  # fmt: skip
+        )
         podman("import", "--quiet", tar, image)
     step(f"image: {suite} base is there")
 
@@ -127,10 +142,11 @@ def build_native(force: bool = False) -> None:
             f"--customize-hook=sync-out /root/out {out}",
         ]
         _mmdebstrap(
-            "bookworm", Path("/dev/null"),
+            "bookworm",
+            Path("/dev/null"),
             ["--variant=apt", "--format=null", f"--include={','.join(BUILDER_PACKAGES)}", *hooks],
             "main non-free",
-        )  # fmt: skip
+        )
         for name in ("libnvidia-ml.so.1", "libbentclock.so"):
             if not (out / name).exists():
                 raise RackError(f"{name} was not built", ", ".join(sorted(p.name for p in out.iterdir())))
@@ -177,7 +193,9 @@ def settle(suites: Iterable[str] = SUITES) -> None:
     """Images and a runtime that starts them: everything a rack needs before its first container."""
     build_all(suites)
     runtime = settle_runtime(node_name(tuple(suites)[0]))
-    step(f"engine: {podman('--version')}, {runtime}, {'cgroup v2' if Path('/sys/fs/cgroup/cgroup.controllers').exists() else 'hybrid cgroups'}")  # fmt: skip
+    step(
+        f"engine: {podman('--version')}, {runtime}, {'cgroup v2' if Path('/sys/fs/cgroup/cgroup.controllers').exists() else 'hybrid cgroups'}"
+    )
 
 
 def purge() -> None:

@@ -51,9 +51,16 @@ def run(
     full_env = {**os.environ, "LC_ALL": "C.UTF-8", **(env or {})}
     try:
         done = subprocess.run(
-            words, check=False, text=True, input=stdin, capture_output=True, env=full_env, timeout=timeout_s, cwd=cwd,
+            words,
+            check=False,
+            text=True,
+            input=stdin,
+            capture_output=True,
+            env=full_env,
+            timeout=timeout_s,
+            cwd=cwd,
             stdin=subprocess.DEVNULL if stdin is None else None,
-        )  # fmt: skip
+        )
     except FileNotFoundError as exc:
         raise RackError(f"{words[0]} is not installed", str(exc), "run ./rack setup") from exc
     except subprocess.TimeoutExpired as exc:

@@ -54,11 +54,17 @@ def install(packages: list[str]) -> None:
         return
     command = "apt-get install --no-install-recommends " + " ".join(packages)
     if shutil.which("apt-get") is None:
-        raise RackError("packages are missing and this machine has no apt", " ".join(packages),
-                        "install them with this machine's own package manager")  # fmt: skip
+        raise RackError(
+            "packages are missing and this machine has no apt",
+            " ".join(packages),
+            "install them with this machine's own package manager",
+        )
     if os.geteuid() != 0:
-        raise RackError("packages are missing and only root can install them", " ".join(packages),
-                        f"as root: {command}   (the demo rack needs root anyway: sudo ./rack demo)")  # fmt: skip
+        raise RackError(
+            "packages are missing and only root can install them",
+            " ".join(packages),
+            f"as root: {command}   (the demo rack needs root anyway: sudo ./rack demo)",
+        )
     step("installing system packages: " + " ".join(packages))
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     words = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=120"]
@@ -67,7 +73,9 @@ def install(packages: list[str]) -> None:
         run([*words, "install", "-y", "--no-install-recommends", "--", *packages], env=quiet)
     still = [name for name in packages if name in missing_packages()]
     if still:
-        raise RackError("installed, and still not found", " ".join(still), "look at: apt-get install " + " ".join(still))
+        raise RackError(
+            "installed, and still not found", " ".join(still), "look at: apt-get install " + " ".join(still)
+        )
 
 
 def python(dev: bool = False, venv: Path = VENV, interpreter: str = sys.executable) -> Path:
@@ -86,8 +94,10 @@ def python(dev: bool = False, venv: Path = VENV, interpreter: str = sys.executab
         step(f"virtual environment {venv.relative_to(ROOT)}")
         run([interpreter, "-m", "venv", venv])
     step(f"installing what {lock.name} locks (about 20 s)")
-    run([binary, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--require-hashes", "-r", lock],
-        timeout_s=900)  # fmt: skip
+    run(
+        [binary, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--require-hashes", "-r", lock],
+        timeout_s=900,
+    )
     _refuse_shadow(binary)
     stamp.write_text(digest)
     return binary
@@ -97,8 +107,11 @@ def _refuse_shadow(binary: Path) -> None:
     """The module `pynvml` must be nvidia-ml-py's single file; an old package of that name lacks newer calls."""
     found = run([binary, "-c", "import pynvml; print(pynvml.__file__)"]).stdout.strip()
     if not found.endswith("pynvml.py"):
-        raise RackError("an old package `pynvml` shadows nvidia-ml-py", found,
-                        f"{binary} -m pip uninstall pynvml, then run this again")  # fmt: skip
+        raise RackError(
+            "an old package `pynvml` shadows nvidia-ml-py",
+            found,
+            f"{binary} -m pip uninstall pynvml, then run this again",
+        )
 
 
 def tool(name: str, venv: Path = VENV) -> Path:
@@ -108,8 +121,11 @@ def tool(name: str, venv: Path = VENV) -> Path:
 
 def environment(venv: Path = VENV) -> dict[str, str]:
     """What a program of the locked environment must see: its own bin first, and this checkout's ansible.cfg."""
-    return {"PATH": f"{venv / 'bin'}:{os.environ.get('PATH', '')}", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "VIRTUAL_ENV": str(venv)}  # fmt: skip
+    return {
+        "PATH": f"{venv / 'bin'}:{os.environ.get('PATH', '')}",
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "VIRTUAL_ENV": str(venv),
+    }
 
 
 def lock() -> None:
@@ -118,9 +134,28 @@ def lock() -> None:
     run([binary, "-m", "pip", "--quiet", "install", "uv"])
     for name in ("requirements-dev", "requirements"):
         extra = ["--constraint", "requirements-dev.txt"] if name == "requirements" else []
-        run([tool("uv"), "pip", "compile", "--quiet", "--universal", "--generate-hashes", "--python-version", "3.11",
-             "--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "./rack lock",
-             *extra, f"{name}.in", "--output-file", f"{name}.txt"], cwd=ROOT, timeout_s=300)  # fmt: skip
+        run(
+            [
+                tool("uv"),
+                "pip",
+                "compile",
+                "--quiet",
+                "--universal",
+                "--generate-hashes",
+                "--python-version",
+                "3.11",
+                "--no-emit-index-url",
+                "--no-emit-find-links",
+                "--custom-compile-command",
+                "./rack lock",
+                *extra,
+                f"{name}.in",
+                "--output-file",
+                f"{name}.txt",
+            ],
+            cwd=ROOT,
+            timeout_s=300,
+        )
 
 
 def setup(dev: bool = False) -> Path:
