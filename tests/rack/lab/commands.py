@@ -41,13 +41,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     rack_option(sub)
     faults.arguments(sub)
     suite.arguments(word("test", suite.command, "pass every test; --all adds the slow ones"))
-    word("setup", lambda _: setup.setup() and None, "install what is missing and make the virtual environment")
+    word("setup", _setup, "install what is missing and make the virtual environment")
     word("images", lambda _: images.build_all(), "build the images that are missing")
     word("lock", lambda _: setup.lock(), "write requirements*.txt anew from requirements*.in")
 
 
 def _demo(_: argparse.Namespace) -> int:
     return demo.demo()
+
+
+def _setup(_: argparse.Namespace) -> None:
+    setup.setup()
 
 
 def _up(args: argparse.Namespace) -> None:

@@ -313,7 +313,7 @@ def _wait_boot(rack: Rack, host: Host) -> None:
 
 def _wait_ssh(rack: Rack, host: Host) -> None:
     deadline = time.monotonic() + 20
-    words = ["ssh", "-F", rack.state / "ssh_config", "-o", "BatchMode=yes", host.name, "true"]
+    words: list[str | Path] = ["ssh", "-F", rack.state / "ssh_config", "-o", "BatchMode=yes", host.name, "true"]
     while (done := run(words, check=False, timeout_s=30)).returncode != 0:
         if time.monotonic() > deadline:
             raise RackError(

@@ -12,12 +12,13 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from lab import mirror
-from lab.engine import podman, podman_env, settle_runtime
+from lab.engine import cgroup_v2, podman, podman_env, settle_runtime
 from lab.paths import LAB, NVML, STATE
 from lab.say import RackError, run, step
 
@@ -191,11 +192,10 @@ def _build_outside(suite: str) -> None:
 
 def settle(suites: Iterable[str] = SUITES) -> None:
     """Images and a runtime that starts them: everything a rack needs before its first container."""
+    suites = tuple(suites)
     build_all(suites)
-    runtime = settle_runtime(node_name(tuple(suites)[0]))
-    step(
-        f"engine: {podman('--version')}, {runtime}, {'cgroup v2' if Path('/sys/fs/cgroup/cgroup.controllers').exists() else 'hybrid cgroups'}"
-    )
+    runtime = settle_runtime(node_name(suites[0]))
+    step(f"engine: {podman('--version')}, {runtime}, {'cgroup v2' if cgroup_v2() else 'hybrid cgroups'}")
 
 
 def purge() -> None:
@@ -205,18 +205,17 @@ def purge() -> None:
             podman("rmi", "--force", line, check=False)
 
 
-class _workdir:
+@contextmanager
+def _workdir() -> Iterator[Path]:
     """A temporary folder under .rack/, gone afterwards; leftovers of a killed run are swept when one is made."""
-
-    def __enter__(self) -> Path:
-        parent = STATE / "tmp"
-        parent.mkdir(parents=True, exist_ok=True)
-        for old in parent.glob("build-*"):
-            owner = old.name.split("-")[1]
-            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-                shutil.rmtree(old, ignore_errors=True)
-        self.path = Path(tempfile.mkdtemp(prefix=f"build-{os.getpid()}-", dir=parent))
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+    parent = STATE / "tmp"
+    parent.mkdir(parents=True, exist_ok=True)
+    for old in parent.glob("build-*"):
+        owner = old.name.split("-")[1]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix=f"build-{os.getpid()}-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
