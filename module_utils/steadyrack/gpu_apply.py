@@ -204,3 +204,65 @@ def _memory(path: str) -> dict[str, Record]:
 
 def _below(root: str, path: str) -> str:
     return os.path.join(root, path.lstrip("/"))
+
+
+# --- what to tell ------------------------------------------------------------------------------
+
+
+def report(outcome: Outcome, policy: Policy, check: bool) -> list[Record]:
+    """Each GPU's settings before and after; in check mode ``after`` is what would be set."""
+    now = {gpu["bus_id"]: gpu for gpu in outcome.after["gpus"]}
+    entries = []
+    for gpu in outcome.before["gpus"]:
+        wish = gpu_policy.resolve(policy, gpu)
+        before = settings(gpu)
+        if check:
+            after = dict(
+                before, **{one["setting"]: one["after"] for one in outcome.changes if one["uuid"] == gpu["uuid"]}
+            )
+        else:
+            after = settings(now.get(gpu["bus_id"], gpu))
+        entries.append(
+            {
+                "uuid": gpu["uuid"], "bus_id": gpu["bus_id"], "name": gpu["name"], "state": gpu["state"],
+                "wanted_power_cap_w": None if wish.cap_mw is None else wish.cap_mw / 1000,
+                "before": before, "after": after, "note": wish.note,
+                "failure": outcome.failures.get(gpu["uuid"] or ""),
+            }
+        )  # fmt: skip
+    return entries
+
+
+def settings(gpu: Record) -> Record:
+    """What the policy can set of a GPU, as it is now."""
+    return {"power_cap_w": gpu["power"]["requested_w"], "persistence": gpu["persistence"]}
+
+
+def as_lines(entries: Sequence[Record], which: str) -> str:
+    """``before`` or ``after`` of a report as lines for a diff, one GPU a line."""
+    lines = []
+    for entry in entries:
+        values = entry[which]
+        cap = "unknown" if values["power_cap_w"] is None else "{:g} W".format(values["power_cap_w"])
+        on = {True: "on", False: "off", None: "unknown"}[values["persistence"]]
+        lines.append(f"{gpu_policy.label(entry)}: power cap {cap}, persistence {on}\n")
+    return "".join(lines)
+
+
+def warnings(outcome: Outcome) -> list[str]:
+    """One line for everything that went on without being as it should: for a person to look at."""
+    node = outcome.after
+    if node["state"] != "ok":
+        return [
+            "NVML is {}: {}; the GPUs' state is unknown. {}".format(node["state"], node["reason"], node["next_step"])
+        ]
+    odd = [row for row in outcome.rows if row["id"] in ("gpu.count", "gpu.power_cap") and _worth_a_line(row)]
+    lines = ["{} {}: {} ({})".format(row["id"], row["subject"], row["state"], row["reason"]) for row in odd]
+    return lines + [f"process {pid} hangs in the driver and cannot be ended" for pid in node["abandoned"]]
+
+
+def _worth_a_line(row: Record) -> bool:
+    """Findings that do not fail the run by themselves."""
+    if row["id"] == "gpu.count" or row["state"] == "missing":
+        return bool(row["verdict"] == verdict.FAIL)
+    return bool(row["verdict"] == verdict.UNKNOWN or row["severity"] == verdict.WARNING)

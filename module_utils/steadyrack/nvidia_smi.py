@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import re
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 from typing import Any, Dict
 
 from . import pcie
@@ -41,7 +41,7 @@ _PARTIAL = ("lost", "corrupted_inforom", "no_power", "interrupt_trouble")
 # and ERR! are failures of one field, not of the row.
 NO_VALUE = (
     "n/a", "not supported", "unknown", "not found", "not available", "none", "requested functionality has been deprecated",
-    "unknown error", "err!", "gpu is lost", "gpu requires reset", "insufficient permissions", "not active", "",
+    "unknown error", "err!", "gpu is lost", "gpu requires reset", "insufficient permissions", "",
 )  # fmt: skip
 
 _UNREACHABLE = re.compile(

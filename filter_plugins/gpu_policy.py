@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shape the inputs of role gpu_policy into the policy that its module takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+VERSION = 1
+NAMES = ("uuid", "serial", "bus_id", "model")
+CAPS = ("power_cap_w", "power_cap_percent")
+AUTO = "auto"
+
+
+def watts(value: Any, what: str) -> float | int:
+    """A number of watts; text from the command line (-e) counts when it is a number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise AnsibleFilterError(f"{what}: {value!r} is not a number of watts") from None
+    if isinstance(value, bool) or not 0 < number < float("inf"):
+        raise AnsibleFilterError(f"{what}: {value!r} is not a number of watts above 0")
+    return int(number) if number == int(number) else number
+
+
+def cap_of_all(power_cap_w: Any, plan_cap_w: Any) -> float | int:
+    """The cap of every GPU without an override. There is no fallback: watts are never guessed."""
+    if power_cap_w != AUTO:
+        return watts(power_cap_w, "gpu_policy_power_cap_w")
+    if plan_cap_w is None or plan_cap_w == "":
+        raise AnsibleFilterError(
+            "gpu_policy_power_cap_w is auto and there is no plan for this host (gpu_policy_plan_cap_w is empty): "
+            "give the cap in watts, or run the preflight, which computes the plan"
+        )
+    return watts(plan_cap_w, "gpu_policy_plan_cap_w")
+
+
+def rules_of(override: dict[str, Any], place: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The cap rules and the link rules in one entry of the overrides."""
+    where = f"gpu_policy_overrides[{place}]"
+    given = {key: value for key, value in override.items() if value is not None}
+    if "index" in given:
+        raise AnsibleFilterError(f"{where}: a GPU has no index here, its order changes; name it by uuid, serial or bus_id")
+    unknown = sorted(set(given) - {*NAMES, *CAPS, "link_width"})
+    if unknown:
+        raise AnsibleFilterError(f"{where}: unknown {', '.join(unknown)}")
+    names = [key for key in NAMES if key in given]
+    if len(names) != 1:
+        raise AnsibleFilterError(f"{where}: names {names or 'nothing'}; wanted exactly one of {', '.join(NAMES)}")
+    match = {names[0]: given[names[0]]}
+    caps = {key: given[key] for key in CAPS if key in given}
+    links = {key: given[key] for key in ("link_width",) if key in given}
+    if not caps and not links:
+        raise AnsibleFilterError(f"{where}: wants nothing; give {', '.join(CAPS)} or link_width")
+    return [{"match": match, **caps}] if caps else [], [{"match": match, **links}] if links else []
+
+
+def gpu_policy_document(
+    overrides: list[dict[str, Any]],
+    power_cap_w: Any,
+    plan_cap_w: Any,
+    link_width: Any,
+    persistence_mode: Any,
+    gpu_count: Any,
+) -> dict[str, Any]:
+    """The policy document, version 1."""
+    caps: list[dict[str, Any]] = [{"match": {"all": True}, "power_cap_w": cap_of_all(power_cap_w, plan_cap_w)}]
+    links: list[dict[str, Any]] = [{"match": {"all": True}, "link_width": int(link_width)}]
+    for place, override in enumerate(overrides or []):
+        more_caps, more_links = rules_of(override, place)
+        caps += more_caps
+        links += more_links
+    return {
+        "version": VERSION,
+        "persistence_mode": bool(persistence_mode),
+        "gpu_count": None if gpu_count in (None, "") else int(gpu_count),
+        "power_cap": caps,
+        "link_width": links,
+    }
+
+
+class FilterModule:
+    """Filters for role gpu_policy."""
+
+    def filters(self) -> dict[str, Any]:
+        """Names under which Ansible finds them."""
+        return {"gpu_policy_document": gpu_policy_document}

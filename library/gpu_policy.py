@@ -1,0 +1,152 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_policy
+short_description: Keep power cap and persistence of a host's GPUs as declared
+description:
+  - Writes the policy file that the steadyrack agent keeps true between runs, and brings the GPUs to it.
+  - Every GPU is checked against its own limits before one of them, or the file, is changed. When a cap does
+    not fit, the module fails with one message that lists every such GPU.
+  - Persistence is set before caps. After a change everything is read back by a new NVML client, and the
+    module fails when a GPU does not stand as asked for. Rows are in C(checks) in both cases.
+  - A GPU that is lost, hangs or is missing is reported, with a warning, and the others are set.
+  - In check mode nothing is written. Where the agent's NVML binding or the driver is not there yet, the
+    intended policy is shown and the GPUs' state is called unknown.
+version_added: "0.1.0"
+author: steadyrack contributors
+attributes:
+  check_mode: {support: full, description: Compares with the real GPUs.}
+  diff_mode: {support: full, description: The policy file and each GPU's settings.}
+options:
+  policy:
+    description:
+      - The policy, version 1. C(power_cap) and C(link_width) are lists of rules; of the rules that match a GPU
+        the most specific wins, in the order C(uuid), C(serial), C(bus_id), C(model), C(all).
+      - GPUs have no index here, because it changes when one is lost, drained or added.
+    type: dict
+    required: true
+  policy_path:
+    description: Where the agent looks for it.
+    type: path
+    default: /etc/steadyrack/gpu_policy.json
+  apply:
+    description: Also set the GPUs. C(false) writes the file alone, as for an image that is built without GPUs.
+    type: bool
+    default: true
+"""
+
+EXAMPLES = r"""
+- name: Cap every GPU at 250 W, one at 83 per cent of its default
+  gpu_policy:
+    policy:
+      version: 1
+      persistence_mode: true
+      gpu_count: 4
+      power_cap:
+        - {match: {all: true}, power_cap_w: 250}
+        - {match: {uuid: GPU-11111111-2222-3333-4444-555555555555}, power_cap_percent: 83}
+      link_width:
+        - {match: {all: true}, link_width: 16}
+  register: gpu_policy_result
+"""
+
+RETURN = r"""
+state: {description: State of NVML on this host; see gpu_info., type: str, returned: always}
+policy_changed: {description: The file was, or would be, written., type: bool, returned: always}
+gpus:
+  description: Each GPU with its settings before and after. In check mode after is what would be set.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    uuid: {description: The GPU's name., type: str}
+    bus_id: {description: Its slot., type: str}
+    state: {description: "ok, lost, reset_required, timeout or unreachable.", type: str}
+    wanted_power_cap_w: {description: The cap wanted of it in W., type: float}
+    before: {description: power_cap_w and persistence., type: dict}
+    after: {description: power_cap_w and persistence., type: dict}
+    note: {description: How the wish was fitted to the card., type: str}
+    failure: {description: What a setter answered., type: str}
+changes: {description: "Settings made or intended, with their cause.", type: list, elements: dict, returned: always}
+previous_path: {description: File on the host with the values before., type: str, returned: always}
+checks: {description: "Rows as from gpu_info, after the change.", type: list, elements: dict, returned: always}
+"""
+
+import os  # noqa: E402
+import socket  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.steadyrack import files, gpu_apply, gpu_policy  # noqa: E402
+from ansible.module_utils.steadyrack.errors import SteadyrackError, ToolError  # noqa: E402
+
+# Where the file systems of the host begin; tests put a tree of their own here.
+ROOT = "/"
+
+
+def bring(policy, path, content, apply_it, check_mode):
+    """Write the file and set the GPUs, after everything that can be refused has been."""
+    host = socket.gethostname()
+    outcome = gpu_apply.apply(policy, ROOT, host, check=True) if apply_it else None
+    if outcome and outcome.before["state"] != "ok" and not check_mode:
+        before = outcome.before
+        raise ToolError("NVML on this host", f"{before['state']} ({before['reason']})", "ok", before["next_step"])
+    if files.read_bytes(path) != content and not check_mode:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        files.atomic_write(path, content, 0o644)
+    if outcome and outcome.changed and not check_mode:
+        outcome = gpu_apply.apply(policy, ROOT, host)
+    return outcome
+
+
+def result(outcome, policy, path, old, content, check_mode):
+    """What the module returns."""
+    diff = [{"before_header": path, "after_header": path, "before": (old or b"").decode("utf-8", "replace"),
+             "after": content.decode("utf-8")}]  # fmt: skip
+    found = {"changed": old != content, "policy_changed": old != content, "state": "not_read", "gpus": [],
+             "changes": [], "checks": [], "diff": diff,
+             "previous_path": gpu_apply.PREVIOUS_PATH}  # fmt: skip
+    if outcome is not None:
+        entries = gpu_apply.report(outcome, policy, check_mode)
+        found.update(
+            changed=found["changed"] or outcome.changed, state=outcome.before["state"], gpus=entries,
+            changes=outcome.changes, checks=outcome.rows,
+        )  # fmt: skip
+        diff.append({"before_header": "GPU settings", "after_header": "GPU settings",
+                     "before": gpu_apply.as_lines(entries, "before"),
+                     "after": gpu_apply.as_lines(entries, "after")})  # fmt: skip
+    return found
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "policy": {"type": "dict", "required": True},
+            "policy_path": {"type": "path", "default": gpu_policy.POLICY_PATH},
+            "apply": {"type": "bool", "default": True},
+        },
+        supports_check_mode=True,
+    )
+    path = os.path.join(ROOT, module.params["policy_path"].lstrip("/"))
+    try:
+        policy = gpu_policy.parse(module.params["policy"])
+        content = files.dump_json(module.params["policy"])
+        old = files.read_bytes(path)
+        outcome = bring(policy, path, content, module.params["apply"], module.check_mode)
+    except SteadyrackError as error:
+        module.fail_json(msg=str(error), error=error.as_dict())
+    found = result(outcome, policy, path, old, content, module.check_mode)
+    if outcome is not None:
+        for line in gpu_apply.warnings(outcome):
+            module.warn(line)
+        broken = [] if module.check_mode else outcome.broken()
+        if broken:
+            said = "; ".join(f"{row['id']} {row['subject']}: {row['state']} ({row['reason']})" for row in broken)
+            module.fail_json(msg=f"GPU settings do not stand as asked for: {said}", **found)
+    module.exit_json(**found)
+
+
+if __name__ == "__main__":
+    main()

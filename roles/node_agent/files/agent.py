@@ -1,0 +1,371 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command `steadyrack` on a node: what is true of it, and its GPU policy kept true.
+
+Exit status of every subcommand:
+  0   all well: nothing to do, applied, or every check passed
+  1   something is not as declared (with `gpu apply --check`: something would be set)
+  2   nothing failed, but something could not be read and is unknown
+  3   the command could not be carried out; the message says why (malformed policy, lock, no root)
+  64  wrong use of the command line
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from typing import Any, Callable, Dict, Sequence
+
+# The package and pynvml lie beside this file; python3 -I, by which we are started, does not look there.
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+
+from steadyrack import gpu_apply, gpu_checks, gpu_policy, nvml, pcie, verdict
+from steadyrack.errors import SteadyrackError
+from steadyrack.run import run
+
+# Modules of the package that answer for one subsystem each: `checks(root)` gives its rows and does not
+# raise for what it finds. A module that this node's copy does not have is left out.
+CHECK_PROVIDERS = ("gpu_checks", "agent_checks", "time_checks")
+
+EXIT_USAGE = 64
+EXIT_CANNOT = 3
+
+# While a node boots the driver may take a while to show its GPUs: seconds between two looks.
+WAIT_LOOK_S = 2.0
+# States that a node passes through while it boots.
+COMING_UP = ("no_driver", "no_library", "no_devices", "timeout", "error")
+MODPROBE = "nvidia-modprobe"
+
+Record = Dict[str, Any]
+
+
+# --- check -------------------------------------------------------------------------------------
+
+
+def all_checks(root: str) -> list[Record]:
+    """The rows of every provider this node has."""
+    rows: list[Record] = []
+    for name in CHECK_PROVIDERS:
+        provider = _provider(name)
+        if provider is None:
+            continue
+        try:
+            rows.extend(provider(root))
+        except SteadyrackError as error:
+            reason = error.sentence()
+            rows.append(
+                verdict.check_row(
+                    "agent.checks", socket.gethostname(), verdict.UNKNOWN, reason=reason, hint=error.next_step
+                )
+            )
+    return rows
+
+
+def _provider(name: str) -> Callable[[str], list[Record]] | None:
+    try:
+        module = importlib.import_module(f"steadyrack.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"steadyrack.{name}":
+            raise
+        return None
+    found: Callable[[str], list[Record]] = module.checks
+    return found
+
+
+def do_check(options: argparse.Namespace) -> int:
+    """`steadyrack check`."""
+    rows = all_checks(options.root)
+    if options.json:
+        print(json.dumps({"host": socket.gethostname(), "at": verdict.utc_now(), "checks": rows}, indent=2))
+    else:
+        print(table(("verdict", "check", "subject", "state", "expected", "measured", "why"), map(check_cells, rows)))
+    return verdict.exit_code(rows)
+
+
+def check_cells(row: Record) -> list[str]:
+    """One row of checks for people: failures in capitals, the reason and what to do at the end."""
+    word = row["verdict"].upper() if row["verdict"] == verdict.FAIL else row["verdict"]
+    if row["verdict"] == verdict.PASS and row["severity"] == verdict.WARNING:
+        word = "warning"
+    quiet = row["verdict"] == verdict.PASS and row["severity"] != verdict.WARNING
+    why = "" if quiet else "; ".join(str(part) for part in (row["reason"], row["hint"]) if part)
+    unit = " " + row["unit"] if row["unit"] else ""
+    values = [("" if row[key] is None else f"{plain(row[key])}{unit}") for key in ("expected", "measured")]
+    return [word, row["id"], row["subject"], row["state"] or "", *values, why]
+
+
+# --- status ------------------------------------------------------------------------------------
+
+
+def do_status(options: argparse.Namespace) -> int:
+    """`steadyrack status`."""
+    pci = pcie.read_gpus(options.root)
+    node = nvml.read_node(options.root, [device["bus_id"] for device in pci])
+    trouble = None
+    policy = None
+    try:
+        policy = gpu_policy.load(policy_path(options.root))
+    except SteadyrackError as error:
+        trouble = error.sentence()
+    rows = gpu_checks.rows(policy, node, pci, socket.gethostname())
+    if options.json:
+        print(json.dumps({"host": socket.gethostname(), "at": verdict.utc_now(), "node": node, "pci": pci,
+                          "policy_error": trouble, "checks": rows}, indent=2))  # fmt: skip
+    else:
+        print(status_text(node, pci, policy, trouble, rows))
+    return EXIT_CANNOT if trouble else verdict.exit_code(rows)
+
+
+def status_text(
+    node: Record, pci: Sequence[Record], policy: gpu_policy.Policy | None, trouble: str | None, rows: Sequence[Record]
+) -> str:
+    """What one screen at 3 a.m. should say."""
+    lines = [
+        f"host    {socket.gethostname()}  {verdict.utc_now()}",
+        "driver  {}  NVML {}{}".format(
+            node["driver_version"] or "not loaded",
+            node["state"],
+            "" if node["state"] == "ok" else ": " + node["reason"],
+        ),
+        "policy  " + (trouble or policy_text(policy)),
+    ]
+    if node["state"] != "ok":
+        lines.append("next    {}".format(node["next_step"]))
+    cells = [gpu_cells(gpu, policy, pci, rows) for gpu in node["gpus"]] or [pci_cells(device) for device in pci]
+    heads = ("slot", "uuid", "cap W wanted", "requested", "enforced", "draw W", "temp C", "link", "persist", "verdict")
+    lines += ["", table(heads, cells) if cells else "no GPU on the PCI bus"]
+    bad = [
+        row for row in rows if row["verdict"] in (verdict.FAIL, verdict.UNKNOWN) or row["severity"] == verdict.WARNING
+    ]
+    if bad:
+        lines += ["", *(attention(row) for row in bad)]
+    return "\n".join(lines)
+
+
+def policy_text(policy: gpu_policy.Policy | None) -> str:
+    """The policy in a few words."""
+    if policy is None:
+        return f"none: {gpu_policy.POLICY_PATH} is not there"
+    caps = ", ".join(
+        "{} {}".format(rule.match, f"{rule.cap_w:g} W" if rule.cap_w is not None else f"{rule.cap_percent:g} %")
+        for rule in policy.power_cap
+    )
+    count = "any number of" if policy.gpu_count is None else policy.gpu_count
+    return "{} GPUs; cap {}; persistence {}".format(
+        count, caps or "none", {True: "on", False: "off", None: "not said"}[policy.persistence_mode]
+    )
+
+
+def gpu_cells(
+    gpu: Record, policy: gpu_policy.Policy | None, pci: Sequence[Record], rows: Sequence[Record]
+) -> list[str]:
+    """One GPU's line."""
+    wish = gpu_policy.resolve(policy or gpu_policy.Policy(), gpu)
+    power = gpu["power"]
+    link = next((device["link"]["width"] for device in pci if device["bus_id"] == gpu["bus_id"]), None)
+    return [
+        gpu["bus_id"] or "?",
+        (gpu["uuid"] or "?")[:12],
+        "-" if wish.cap_mw is None else plain(wish.cap_mw / 1000),
+        *(plain(power[key]) for key in ("requested_w", "enforced_w", "draw_w")),
+        plain(gpu["temperature_c"]),
+        "?" if link is None else f"x{link}",
+        {True: "on", False: "off", None: "?"}[gpu["persistence"]],
+        gpu["state"] if gpu["state"] != "ok" else gpu_verdict(gpu, rows),
+    ]
+
+
+def pci_cells(device: Record) -> list[str]:
+    """A GPU's line where NVML tells nothing."""
+    link = device["link"]["width"]
+    word = "fallen off the bus" if device["on_bus"] is False else "unknown"
+    return [device["bus_id"], "?", "-", "?", "?", "?", "?", "?" if link is None else f"x{link}", "?", word]
+
+
+def gpu_verdict(gpu: Record, rows: Sequence[Record]) -> str:
+    """The worst word among this GPU's rows."""
+    names = (gpu["uuid"], gpu["bus_id"])
+    mine = [row for row in rows if row["subject"] in names]
+    for judged in (verdict.FAIL, verdict.UNKNOWN):
+        states = [row["state"] or judged for row in mine if row["verdict"] == judged]
+        if states:
+            return "{}: {}".format(judged.upper() if judged == verdict.FAIL else judged, ", ".join(states))
+    warned = [str(row["state"]) for row in mine if row["severity"] == verdict.WARNING]
+    return "warning: " + ", ".join(warned) if warned else "ok"
+
+
+def attention(row: Record) -> str:
+    """A finding that somebody should read, with the next step on its own line."""
+    word = "!" if row["verdict"] == verdict.FAIL else "?" if row["verdict"] == verdict.UNKNOWN else "~"
+    text = "{} {} {}: {}".format(word, row["id"], row["subject"], row["reason"])
+    return text + (f"\n    {row['hint']}" if row["hint"] else "")
+
+
+# --- gpu apply ---------------------------------------------------------------------------------
+
+
+def do_gpu_apply(options: argparse.Namespace) -> int:
+    """`steadyrack gpu apply`."""
+    policy = gpu_policy.load(policy_path(options.root))
+    if policy is None:
+        say("info", f"{gpu_policy.POLICY_PATH} is not there: nothing to apply")
+        return 0
+    if not options.check:
+        wait_for_gpus(options.root, policy, options.wait)
+    outcome = gpu_apply.apply(policy, options.root, socket.gethostname(), check=options.check)
+    for change in outcome.changes:
+        say("warning" if change["cause"] == "drift" else "notice", change_text(change, options.check))
+    for note in outcome.notes:
+        say("info", note)
+    for line in gpu_apply.warnings(outcome):
+        say("warning", line)
+    for row in outcome.broken():
+        say("error", attention(row))
+    return apply_status(outcome, options.check)
+
+
+def apply_status(outcome: gpu_apply.Outcome, check: bool) -> int:
+    """The exit status: what is not as declared before what is not known."""
+    if check and outcome.changed:
+        return 1
+    rows = [row for row in outcome.rows if row["id"] != "pcie.width"]
+    return 0 if all(row["verdict"] == verdict.NOT_JUDGED for row in rows) else verdict.exit_code(rows)
+
+
+def change_text(change: Record, check: bool) -> str:
+    """Who changed what, from what to what."""
+    causes = {
+        "drift": "another writer had set it",
+        "lost_state": "it was back at the card's default, as after a reboot or driver reload",
+        "not_applied": "the driver enforced more than was asked for",
+    }
+    return "{} {}: {} {} -> {} ({}){}".format(
+        change["uuid"], change["bus_id"], change["setting"], plain(change["before"]), plain(change["after"]),
+        causes[change["cause"]], "; not set, only looked" if check else "",
+    )  # fmt: skip
+
+
+def wait_for_gpus(root: str, policy: gpu_policy.Policy, wait_s: float) -> None:
+    """Make the device files appear and wait, up to ``wait_s`` seconds, until the driver shows the GPUs.
+
+    Whatever is there at the end is worked with: one missing GPU must not leave the others uncapped.
+    """
+    give_up = time.monotonic() + wait_s
+    while True:
+        pci = pcie.read_gpus(root)
+        create_device_files(root, len(pci))
+        node = nvml.read_node(root, [device["bus_id"] for device in pci])
+        wanted = len(pci) if policy.gpu_count is None else policy.gpu_count
+        here = sum(gpu["state"] == "ok" for gpu in node["gpus"])
+        if (node["state"] == "ok" and here >= wanted) or node["state"] not in ("ok", *COMING_UP):
+            return
+        if time.monotonic() + WAIT_LOOK_S > give_up:
+            return
+        say("info", f"waiting for the GPUs: NVML {node['state']}, {here} of {wanted} answer")
+        time.sleep(WAIT_LOOK_S)
+
+
+def create_device_files(root: str, count: int) -> None:
+    """Have /dev/nvidia* made where they are missing: services that wait for them lose the race at boot."""
+    missing = [number for number in range(count) if not os.path.exists(os.path.join(root, f"dev/nvidia{number}"))]
+    if missing and shutil.which(MODPROBE):
+        run([MODPROBE, "-u", *(f"-c={number}" for number in missing)], timeout_s=20.0)
+
+
+# --- words -------------------------------------------------------------------------------------
+
+
+def say(level: str, text: str) -> None:
+    """One line to the journal with its priority when systemd runs us, else plain."""
+    if os.environ.get("JOURNAL_STREAM"):
+        number = {"error": 3, "warning": 4, "notice": 5, "info": 6}[level]
+        text = "\n".join(f"<{number}>{line}" for line in text.splitlines())
+    print(text, flush=True)
+
+
+def plain(value: Any) -> str:
+    """A value for people: ``?`` for what is not known, no needless decimals."""
+    if value is None:
+        return "?"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def table(heads: Sequence[str], rows: Any) -> str:
+    """Columns as wide as they need to be."""
+    lines = [list(heads), *rows]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def policy_path(root: str) -> str:
+    """The policy file below a root."""
+    return os.path.join(root, gpu_policy.POLICY_PATH.lstrip("/"))
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse ends with 2 on wrong use, which means `unknown` here."""
+
+    def error(self, message: str) -> Any:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
+
+
+def parser() -> Parser:
+    """The command line. A later subsystem adds its subcommand here."""
+    statuses = (__doc__ or "").partition("Exit status")
+    top = Parser(prog="steadyrack", description="What is true of this node, and its GPU policy kept true.",
+                 epilog="".join(statuses[1:]), formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    # For tests, which put a tree of files in the place of the node's own.
+    top.add_argument("--root", default="/", help=argparse.SUPPRESS)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    status = commands.add_parser("status", help="the GPUs in one table, and what needs attention")
+    status.add_argument("--json", action="store_true", help="everything that was read, as JSON")
+    status.set_defaults(do=do_status)
+    check = commands.add_parser("check", help="every check of this node: pass, fail, unknown or not judged")
+    check.add_argument("--json", action="store_true", help="the rows as JSON")
+    check.set_defaults(do=do_check)
+    gpu = commands.add_parser("gpu", help="the GPU policy").add_subparsers(dest="verb", required=True, metavar="VERB")
+    apply_ = gpu.add_parser("apply", help="bring every GPU to the policy; does nothing where all is as declared")
+    apply_.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS",
+                        help="wait this long for the driver to show all GPUs (default 0)")  # fmt: skip
+    apply_.add_argument("--check", action="store_true", help="only say what would be set; exit status 1 if anything")
+    apply_.set_defaults(do=do_gpu_apply)
+    return top
+
+
+def seconds(text: str) -> float:
+    """A time span of the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 3600 seconds")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit status comes back."""
+    options = parser().parse_args(arguments)
+    try:
+        status: int = options.do(options)
+    except SteadyrackError as error:
+        print(f"steadyrack: {error.sentence()}", file=sys.stderr)
+        return EXIT_CANNOT
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
