@@ -100,7 +100,9 @@ def wanted_changes(pairs: Sequence[Pair]) -> list[Record]:
     for gpu, wish in pairs:
         known = None not in (wish.persistence, gpu["persistence"])
         if _settable(gpu) and known and gpu["persistence"] != wish.persistence:
-            changes.append(_change(gpu, "persistence", gpu["persistence"], wish.persistence, "drift"))
+            # Off is what every GPU is after a boot, so off is lost, and only an unwanted on is somebody's doing.
+            cause = "lost_state" if wish.persistence else "drift"
+            changes.append(_change(gpu, "persistence", gpu["persistence"], wish.persistence, cause))
     for gpu, wish in pairs:
         cause = gpu_policy.cap_state(gpu, wish)
         if _settable(gpu) and wish.cap_mw is not None and cause in ("drift", "lost_state", "not_applied"):

@@ -168,7 +168,7 @@ def _cap_rule(value: Any, where: str) -> Rule:
 def _width_rule(value: Any, where: str) -> Rule:
     match = _match(value, where, ("link_width",))
     lanes = value.get("link_width")
-    if not _is_integer(lanes) or lanes not in (1, 2, 4, 8, 12, 16, 32):
+    if not _is_integer(lanes) or lanes not in pcie.WIDTHS:
         raise InputError(f"{where}: link_width", repr(lanes), "lanes: 1, 2, 4, 8, 12, 16 or 32", _AGAIN)
     return Rule(match, link_width=int(lanes))
 

@@ -19,6 +19,9 @@ NVIDIA_VENDOR = 0x10DE
 # Base class 03, display controller: 0300 VGA, 0302 3D controller (PCI code and ID assignment).
 DISPLAY_BASE_CLASS = 0x03
 
+# Link widths that PCI Express has.
+WIDTHS = (1, 2, 4, 8, 12, 16, 32)
+
 _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
 
 Record = Dict[str, Any]
@@ -149,10 +152,10 @@ def _link_name(hops: list[Record], place: int) -> str:
 
 
 def width(text: str | None) -> int | None:
-    """Lanes, from ``16``. Unknown, 0 and 255 (how kernels print "cannot tell") are None."""
+    """Lanes, from ``16``. Anything that is no PCIe width is None: Unknown, 0 (no link), 63 and 255 (all ones read)."""
     found = re.fullmatch(r"x?(\d+)", text.strip()) if text else None
     lanes = int(found.group(1)) if found else 0
-    return lanes if 0 < lanes < 255 else None
+    return lanes if lanes in WIDTHS else None
 
 
 def speed(text: str | None) -> float | None:

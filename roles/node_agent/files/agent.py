@@ -242,7 +242,7 @@ def change_text(change: Record, check: bool) -> str:
     """Who changed what, from what to what."""
     causes = {
         "drift": "another writer had set it",
-        "lost_state": "it was back at the card's default, as after a reboot or driver reload",
+        "lost_state": "back at the default, as after a reboot or driver reload",
         "not_applied": "the driver enforced more than was asked for",
     }
     return "{} {}: {} {} -> {} ({}){}".format(
