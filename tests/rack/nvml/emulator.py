@@ -18,20 +18,21 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import keys  # noqa: E402
-import pcitree  # noqa: E402
-import statefiles  # noqa: E402
-from statefiles import View, root, run_dir, split_key, update  # noqa: E402
+import keys
+import pcitree
+import statefiles
+from statefiles import View, root, run_dir, split_key, update
 
 CONFIG = "etc/nvml-emulator.conf"
 """Says that this host has GPUs and which: PROFILE=, HOST=, any number of SET=key=value."""
 PROFILES = HERE / "profiles"
 LIBRARY = "/usr/local/lib/nvml-emulator/libnvidia-ml.so.1"
+Action = Callable[[argparse.Namespace], Optional[int]]
 KEPT_EVENTS = 64
 XID_EVENT = 0x8
 """nvmlEventTypeXidCriticalError"""
@@ -40,9 +41,10 @@ CUDA_OF_DRIVER = {"535": "12020", "550": "12040", "570": "12080"}
 XID_TEXT = {
     13: "Graphics Exception: ESR 0x505730=0x10011", 31: "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS",
     43: "Ch 00000008", 45: "Ch 00000008", 48: "DBE (double bit error) detected", 62: "Internal micro-controller halt",
-    63: "Row Remapper: New row marked for remapping, reset gpu to activate", 64: "Row Remapper: Failed to mark row for remapping",
-    74: "NVLink: fatal error detected on link 0", 79: "GPU has fallen off the bus.", 92: "High single-bit ECC error rate",
-    94: "Contained: CE User Channel", 95: "Uncontained: FBHUB", 119: "Timeout waiting for RPC from GSP!", 120: "GSP Error",
+    63: "Row Remapper: New row marked for remapping, reset gpu to activate",
+    64: "Row Remapper: Failed to mark row for remapping", 74: "NVLink: fatal error detected on link 0",
+    79: "GPU has fallen off the bus.", 92: "High single-bit ECC error rate", 94: "Contained: CE User Channel",
+    95: "Uncontained: FBHUB", 119: "Timeout waiting for RPC from GSP!", 120: "GSP Error",
 }  # fmt: skip
 
 
@@ -53,7 +55,7 @@ class EmulatorError(Exception):
 # ---- identity ----
 
 
-def profile_values(name: str) -> Dict[str, str]:
+def profile_values(name: str) -> dict[str, str]:
     path = PROFILES / f"{name}.profile"
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.profile")))
@@ -61,14 +63,14 @@ def profile_values(name: str) -> Dict[str, str]:
     return statefiles.parse(path.read_text())
 
 
-def generated(host: str, gpu: int) -> Dict[str, str]:
+def generated(host: str, gpu: int) -> dict[str, str]:
     """UUID and serial of a GPU: the same host name gives the same ones on every machine."""
     seed = f"steadyrack-demo/{host}/{gpu}"
     digits = int(hashlib.sha256(seed.encode()).hexdigest(), 16) % 10**9
     return {f"gpu.{gpu}.uuid": f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, seed)}", f"gpu.{gpu}.serial": f"1320{digits:09d}"}
 
 
-def fresh_identity(profile: str, host: str, overrides: Dict[str, str]) -> Dict[str, str]:
+def fresh_identity(profile: str, host: str, overrides: dict[str, str]) -> dict[str, str]:
     values = {**profile_values(profile), "profile": profile, "host": host}
     for gpu in range(int(values["gpu_count"])):
         values.update(generated(host, gpu))
@@ -80,11 +82,11 @@ def fresh_identity(profile: str, host: str, overrides: Dict[str, str]) -> Dict[s
     return values
 
 
-def overrides_in(identity: Dict[str, str]) -> Dict[str, str]:
+def overrides_in(identity: dict[str, str]) -> dict[str, str]:
     return {key[len("override.") :]: value for key, value in identity.items() if key.startswith("override.")}
 
 
-def init(profile: str, host: str, overrides: Dict[str, str], replace: bool = False) -> str:
+def init(profile: str, host: str, overrides: dict[str, str], replace: bool = False) -> str:
     for key in overrides:
         keys.find(key)
     wanted = fresh_identity(profile, host, overrides)
@@ -93,8 +95,8 @@ def init(profile: str, host: str, overrides: Dict[str, str], replace: bool = Fal
             same = (values.get("profile"), values.get("host"), overrides_in(values)) == (profile, host, overrides)
             if not same:
                 raise EmulatorError(
-                    f"this host is already {values.get('profile')} of {values.get('host')} with {overrides_in(values) or 'nothing changed'}; "
-                    "give --replace to swap its cards"
+                    f"this host has the cards of profile {values.get('profile')}, host {values.get('host')}, "
+                    f"changed by {overrides_in(values) or 'nothing'}; give --replace to put in others"
                 )
             return "kept"
         values.clear()
@@ -118,7 +120,7 @@ def load_driver() -> None:
                 apply_pending(values, gpu)
 
 
-def apply_pending(values: Dict[str, str], gpu: int) -> None:
+def apply_pending(values: dict[str, str], gpu: int) -> None:
     for mode in ("ecc_mode", "mig_mode"):
         pending = values.pop(f"gpu.{gpu}.{mode}_pending", None)
         if pending is not None:
@@ -128,7 +130,7 @@ def apply_pending(values: Dict[str, str], gpu: int) -> None:
 # ---- changing ----
 
 
-def parse_assignments(words: Sequence[str]) -> Dict[str, str]:
+def parse_assignments(words: Sequence[str]) -> dict[str, str]:
     found = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -138,7 +140,7 @@ def parse_assignments(words: Sequence[str]) -> Dict[str, str]:
     return found
 
 
-def set_values(wanted: Dict[str, str]) -> None:
+def set_values(wanted: dict[str, str]) -> None:
     """An empty value deletes the key, which gives the default or the profile-wide value back."""
     view = require_identity()
     for key in wanted:
@@ -163,7 +165,7 @@ def set_values(wanted: Dict[str, str]) -> None:
                     _assign(values, key, value)
 
 
-def _assign(values: Dict[str, str], key: str, value: str) -> None:
+def _assign(values: dict[str, str], key: str, value: str) -> None:
     if value:
         values[key] = value
     else:
@@ -174,7 +176,7 @@ def clear_faults() -> None:
     """The host as its profile and name make it. What NVML callers set (caps, modes) stays."""
     require_identity()
 
-    def kept(values: Dict[str, str]) -> Dict[str, str]:
+    def kept(values: dict[str, str]) -> dict[str, str]:
         return {key: value for key, value in values.items() if split_key(key)[0] and keys.find(key).setting}
 
     with update(statefiles.identity_path()) as values:
@@ -185,13 +187,15 @@ def clear_faults() -> None:
         values.update(settings)
     with update(statefiles.volatile_path()) as values:
         stays = kept(values)
-        stays.update({key: value for key, value in values.items() if key.startswith("event") or key == "driver_load_time"})
+        stays.update(
+            {key: value for key, value in values.items() if key.startswith("event") or key == "driver_load_time"}
+        )
         values.clear()
         values.update(stays)
 
 
 def reset(gpu: int) -> None:
-    """A GPU reset: everything volatile of it is forgotten, pending modes take effect. Refused while somebody holds the GPU."""
+    """A GPU reset: its volatile state is forgotten, pending modes take effect. Refused while persistence holds it."""
     view = require_gpu(gpu)
     if view.flag(gpu, "persistence_mode"):
         raise EmulatorError(f"GPU {gpu} is in use: persistence mode holds it (nvidia-smi would say the same)")
@@ -214,7 +218,8 @@ def raise_xid(gpu: int, code: int, pid: str, name: str, journal: bool) -> str:
     address = (view.gpu(gpu, "bus_id") or "").rsplit(".", 1)[0]
     line = f"NVRM: Xid (PCI:{address}): {code}, pid={pid}, name={name}, {XID_TEXT.get(code, 'error')}"
     if journal:
-        # A container has no kernel log of its own: this line comes under the name of the kernel, not from it (journalctl -t kernel).
+        # A container has no kernel log of its own: the line comes under the kernel's name, not from the kernel, so it
+        # is found by `journalctl -t kernel`, not by `journalctl -k`.
         subprocess.run(["systemd-cat", "-t", "kernel", "-p", "err"], input=line + "\n", text=True, check=True)
     return line
 
@@ -239,7 +244,7 @@ REAL_MODULES = "sys-module"
 """Below run_dir(): the kernel's own /sys/module, bound here before ours covers it."""
 
 
-def places() -> Dict[str, Path]:
+def places() -> dict[str, Path]:
     return {"pci": root() / "sys/bus/pci", "driver": root() / "proc/driver", "module": root() / "sys/module"}
 
 
@@ -252,7 +257,7 @@ def is_covered(place: Path) -> bool:
 
 
 def tree_dir(name: str) -> Path:
-    """Where a tree is rendered: below /run, or straight onto the place if whoever made the container bound a directory there."""
+    """Where a tree is rendered: below /run, or straight onto the place where the container's maker bound a directory."""
     own = run_dir() / "tree" / name
     place = places()[name]
     if not own.is_dir() and root() == Path("/") and is_covered(place):
@@ -272,10 +277,15 @@ def rendered() -> bool:
     return (run_dir() / "tree").is_dir() or any(is_covered(place) for place in places().values() if root() == Path("/"))
 
 
-def mount(bind: Sequence[str] = ("mount", "--bind")) -> List[str]:
-    """Bind the trees over /sys/bus/pci, /proc/driver and /sys/module. What is covered already is left alone."""
-    done = []
+def mount(bind: Sequence[str] = ("mount", "--bind")) -> list[str]:
+    """Bind the trees over /sys/bus/pci, /proc/driver and /sys/module. What is covered already is left alone.
+
+    Below another root there is no kernel to cover: a test reads the rendered trees, or links to them.
+    """
+    done: list[str] = []
     render()
+    if root() != Path("/"):
+        return done
     for name, place in places().items():
         if is_covered(place):
             continue
@@ -289,7 +299,7 @@ def mount(bind: Sequence[str] = ("mount", "--bind")) -> List[str]:
     return done
 
 
-def umount() -> List[str]:
+def umount() -> list[str]:
     done = []
     for name, place in places().items():
         if is_covered(place) and (run_dir() / "tree" / name).is_dir():
@@ -302,18 +312,20 @@ def umount() -> List[str]:
     return done
 
 
-def _run(command: List[str]) -> None:
+def _run(command: list[str]) -> None:
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode != 0:
-        raise EmulatorError(f"{' '.join(command)}: {result.stdout.strip() or result.returncode} (bind mounts need CAP_SYS_ADMIN)")
+        raise EmulatorError(
+            f"{' '.join(command)}: {result.stdout.strip() or result.returncode} (bind mounts need CAP_SYS_ADMIN)"
+        )
 
 
 # ---- commands ----
 
 
-def read_config() -> Dict[str, List[str]]:
+def read_config() -> dict[str, list[str]]:
     path = root() / CONFIG
-    found: Dict[str, List[str]] = {}
+    found: dict[str, list[str]] = {}
     if path.is_file():
         for line in path.read_text().splitlines():
             key, equals, value = line.strip().partition("=")
@@ -323,18 +335,27 @@ def read_config() -> Dict[str, List[str]]:
 
 
 def boot() -> None:
-    """What the unit runs: cards as /etc/nvml-emulator.conf says, driver loaded, files in the kernel's places."""
+    """What the unit runs: cards as /etc/nvml-emulator.conf says, driver loaded, files in the kernel's places.
+
+    Without that file the cards that `init` put in stay.
+    """
     config = read_config()
-    wanted = (config.get("PROFILE", ["a100x4"])[-1], config.get("HOST", [socket.gethostname()])[-1], parse_assignments(config.get("SET", [])))
     existing = View().identity
-    # Another profile or host name in the configuration is another set of cards, put in while the host was off.
-    replace = bool(existing) and (existing.get("profile"), existing.get("host"), overrides_in(existing)) != wanted
-    print(f"identity: {init(*wanted, replace=replace)}")
+    if config:
+        profile, host = config.get("PROFILE", ["a100x4"])[-1], config.get("HOST", [socket.gethostname()])[-1]
+        overrides = parse_assignments(config.get("SET", []))
+        # Another profile or host name in the configuration is another set of cards, put in while the host was off.
+        same = (existing.get("profile"), existing.get("host"), overrides_in(existing)) == (profile, host, overrides)
+        print(f"identity: {init(profile, host, overrides, replace=not same)}")
+    require_identity()
     load_driver()
     print(f"mounted: {', '.join(mount()) or 'already'}")
 
 
-def status() -> Dict[str, object]:
+STATUS_KEYS = ("bus_id", "uuid", "serial", "name", "vbios", "persistence_mode", "power_limit_mw", "lost")
+
+
+def status() -> dict[str, object]:
     view = require_identity()
     fresh = fresh_identity(view.identity["profile"], view.identity["host"], overrides_in(view.identity))
     changed = {key: value for key, value in view.identity.items() if fresh.get(key) != value}
@@ -349,10 +370,7 @@ def status() -> Dict[str, object]:
         "covered": [str(place) for place in places().values() if root() == Path("/") and is_covered(place)],
         "differs_from_profile": {**changed, **missing},
         "volatile": view.volatile,
-        "gpus": [
-            {key: view.gpu(gpu, key) for key in ("bus_id", "uuid", "serial", "name", "vbios", "persistence_mode", "power_limit_mw", "lost")}
-            for gpu in range(view.count)
-        ],
+        "gpus": [{key: view.gpu(gpu, key) for key in STATUS_KEYS} for gpu in range(view.count)],
     }
 
 
@@ -368,7 +386,7 @@ class Nvml:
         if code != 0:
             raise EmulatorError(f"{what} answered {code}")
 
-    def set_persistence(self, mode: int) -> List[str]:
+    def set_persistence(self, mode: int) -> list[str]:
         """Set it on every GPU; a sick one does not keep the others from it. Returns complaints."""
         complaints = []
         count = ctypes.c_uint()
@@ -393,7 +411,10 @@ def notify(message: str) -> None:
 
 
 def persistenced(off: bool) -> int:
-    """Stands in for nvidia-persistenced: a client that holds persistence mode on while it runs. --off: what is left after it died."""
+    """Stands in for nvidia-persistenced: a client that holds persistence mode on while it runs.
+
+    --off puts right what is left when it was killed.
+    """
     nvml = Nvml()
     for complaint in nvml.set_persistence(0 if off else 1):
         print(complaint, file=sys.stderr)
@@ -411,87 +432,82 @@ def persistenced(off: bool) -> int:
 
 
 def print_keys() -> None:
-    for title, table in (("host", keys.HOST), ("host, by pattern", keys.HOST_PATTERNS), ("gpu.N.", keys.GPU), ("gpu.N., by pattern", keys.PATTERNS)):
+    tables = {
+        "host": keys.HOST, "host, by pattern": keys.HOST_PATTERNS,
+        "gpu.N.": keys.GPU, "gpu.N., by pattern": keys.PATTERNS,
+    }  # fmt: skip
+    for title, table in tables.items():
         print(f"[{title}]")
         for name, key in table.items():
             print(f"  {name:32}{'volatile  ' if key.volatile else '          '}{key.meaning}")
 
 
+def _init(args: argparse.Namespace) -> None:
+    print(init(args.profile, args.host, parse_assignments(args.set), args.replace))
+    load_driver()
+
+
+def _get(args: argparse.Namespace) -> int:
+    keys.find(args.key)
+    gpu, name = split_key(args.key)
+    value = View().get(args.key) if gpu in (None, "*") else View().gpu(int(gpu or 0), name)
+    if value is None:
+        return 1
+    print(value)
+    return 0
+
+
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nvml-emulator", description="the emulated NVIDIA driver of this host")
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("init", help="make the host's cards; keeps those that are there")
+
+    def command(name: str, do: Action, about: str, shown: bool = False) -> argparse.ArgumentParser:
+        """`shown`: what it changes shows in the rendered files."""
+        one = commands.add_parser(name, help=about)
+        one.set_defaults(do=do, shown=shown)
+        return one
+
+    one = command("init", _init, "make the host's cards; keeps those that are there", shown=True)
     one.add_argument("--profile", required=True)
     one.add_argument("--host", default=socket.gethostname())
-    one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="differs from the profile, e.g. driver_version=535.261.03")
     one.add_argument("--replace", action="store_true", help="other cards than before")
-    commands.add_parser("boot", help="what the unit runs at boot")
-    one = commands.add_parser("get", help="the value in force")
-    one.add_argument("key")
-    one = commands.add_parser("set", help="change keys; an empty value goes back to the default")
-    one.add_argument("assignments", nargs="+", metavar="KEY=VALUE")
-    commands.add_parser("clear-faults", help="everything as the profile has it; caps and modes stay")
-    one = commands.add_parser("reset", help="reset a GPU")
-    one.add_argument("gpu", type=int)
-    one = commands.add_parser("xid", help="raise an Xid event")
+    differs = "differs from the profile, e.g. driver_version=535.261.03"
+    one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=differs)
+    command("boot", lambda _: boot(), "what the unit runs at boot")
+    command("get", _get, "the value in force; exit code 1 when there is none").add_argument("key")
+    one = command("set", lambda args: set_values(parse_assignments(args.words)), "change keys", shown=True)
+    one.add_argument("words", nargs="+", metavar="KEY=VALUE", help="an empty value goes back to the default")
+    command("clear-faults", lambda _: clear_faults(), "everything as the profile has it; caps, modes stay", shown=True)
+    command("reset", lambda args: reset(args.gpu), "reset a GPU", shown=True).add_argument("gpu", type=int)
+    one = command(
+        "xid", lambda args: print(raise_xid(args.gpu, args.code, args.pid, args.name, args.journal)), "raise an Xid"
+    )
     one.add_argument("gpu", type=int)
     one.add_argument("code", type=int)
     one.add_argument("--pid", default="'<unknown>'")
     one.add_argument("--name", default="<unknown>")
     one.add_argument("--journal", action="store_true", help="also write the kernel's line to the journal")
-    commands.add_parser("tree", help="render the PCI tree, /proc/driver and /sys/module below /run/nvml-emulator/tree")
-    commands.add_parser("mount", help="bind them over the kernel's places")
-    commands.add_parser("umount", help="take them away again")
-    one = commands.add_parser("status", help="what is emulated now, as JSON")
-    one = commands.add_parser("persistenced", help="stand in for nvidia-persistenced")
+    command("tree", lambda _: render(), "render PCI tree, /proc/driver, /sys/module below /run/nvml-emulator/tree")
+    command("mount", lambda _: print("\n".join(mount())), "bind them over the kernel's places")
+    command("umount", lambda _: print("\n".join(umount())), "take them away again")
+    command("status", lambda _: print(json.dumps(status(), indent=1)), "what is emulated now, as JSON")
+    one = command("persistenced", lambda args: persistenced(args.off), "stand in for nvidia-persistenced")
     one.add_argument("--off", action="store_true")
-    commands.add_parser("keys", help="every key and its meaning")
+    command("keys", lambda _: print_keys(), "every key and its meaning")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    command = args.command
-    if command == "init":
-        print(init(args.profile, args.host, parse_assignments(args.set), args.replace))
-        load_driver()
-    elif command == "boot":
-        boot()
-    elif command == "get":
-        keys.find(args.key)
-        gpu, name = split_key(args.key)
-        value: Optional[str] = View().get(args.key) if gpu in (None, "*") else View().gpu(int(gpu or 0), name)
-        if value is None:
-            return 1
-        print(value)
-    elif command == "set":
-        set_values(parse_assignments(args.assignments))
-    elif command == "clear-faults":
-        clear_faults()
-    elif command == "reset":
-        reset(args.gpu)
-    elif command == "xid":
-        print(raise_xid(args.gpu, args.code, args.pid, args.name, args.journal))
-    elif command == "tree":
+    code = args.do(args)
+    if args.shown and rendered():
         render()
-    elif command == "mount":
-        print("\n".join(mount()))
-    elif command == "umount":
-        print("\n".join(umount()))
-    elif command == "status":
-        print(json.dumps(status(), indent=1))
-    elif command == "persistenced":
-        return persistenced(args.off)
-    elif command == "keys":
-        print_keys()
-    if command in ("init", "set", "clear-faults", "reset") and rendered():
-        render()
-    return 0
+    return code or 0
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(arguments().parse_args(argv))
-    except (EmulatorError, keys.UnknownKey, PermissionError) as error:
+    except (EmulatorError, keys.UnknownKeyError, PermissionError) as error:
         print(f"nvml-emulator: {error}", file=sys.stderr)
         return 2
 

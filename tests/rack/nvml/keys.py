@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Dict, List, NamedTuple, Optional
+from typing import NamedTuple
 
 import statefiles
 
@@ -20,7 +20,7 @@ class Key(NamedTuple):
     """Changed through NVML in normal operation: clear-faults leaves it as it is."""
 
 
-HOST: Dict[str, Key] = {
+HOST: dict[str, Key] = {
     "profile": Key("name of the profile the identity was made from"),
     "host": Key("host name that serials and UUIDs were made from"),
     "gpu_count": Key("GPUs in the profile"),
@@ -29,11 +29,13 @@ HOST: Dict[str, Key] = {
     "driver_loaded": Key("0: no kernel module, nvmlInit fails with 9, /proc/driver/nvidia is gone"),
     "nvml_version": Key("NVML version string, if not 12.<driver_version>"),
     "cuda_version": Key("CUDA driver version as a number, 12040 = 12.4"),
-    "driver_load_time": Key("seconds since 1970 at which the driver was loaded: energy counts from here", volatile=True),
+    "driver_load_time": Key(
+        "seconds since 1970 at which the driver was loaded: energy counts from here", volatile=True
+    ),
     "event_seq": Key("number of the last event", volatile=True),
 }
 
-GPU: Dict[str, Key] = {
+GPU: dict[str, Key] = {
     # identity
     "name": Key("product name"),
     "uuid": Key("GPU-…, follows the GPU"),
@@ -158,9 +160,15 @@ GPU: Dict[str, Key] = {
     "processes_graphics": Key("pid:MiB;pid:MiB", volatile=True),
     "processes_mps": Key("pid:MiB;pid:MiB", volatile=True),
     # memory health
-    **{f"ecc_volatile_{kind}": Key("ECC errors since initialisation (lifecycle)", volatile=True) for kind in ("corrected", "uncorrected")},
+    **{
+        f"ecc_volatile_{kind}": Key("ECC errors since initialisation (lifecycle)", volatile=True)
+        for kind in ("corrected", "uncorrected")
+    },
     **{f"ecc_aggregate_{kind}": Key("ECC errors of the board's life") for kind in ("corrected", "uncorrected")},
-    **{f"ecc_volatile_{kind}_sram": Key("of these in SRAM (lifecycle)", volatile=True) for kind in ("corrected", "uncorrected")},
+    **{
+        f"ecc_volatile_{kind}_sram": Key("of these in SRAM (lifecycle)", volatile=True)
+        for kind in ("corrected", "uncorrected")
+    },
     **{f"ecc_aggregate_{kind}_sram": Key("of these in SRAM") for kind in ("corrected", "uncorrected")},
     "ecc_sram_threshold_exceeded": Key("1: bThresholdExceeded"),
     "remapped_corrected": Key("rows remapped for correctable errors"),
@@ -189,12 +197,12 @@ GPU: Dict[str, Key] = {
     "event_types": Key("supported event types"),
 }
 
-PATTERNS: Dict[str, Key] = {
+PATTERNS: dict[str, Key] = {
     r"(fault|noop|delay_ms)\.(\*|nvml\w+)": Key("error code, dropped set, delay (negative: for ever) of one function"),
     r"fault\.field\.\d+": Key("error code of one field value"),
     r"nvlink_\d+_(replay|recovery|crc_flit|crc_data|ecc_data)": Key("error counter of one link", volatile=True),
 }
-HOST_PATTERNS: Dict[str, Key] = {
+HOST_PATTERNS: dict[str, Key] = {
     r"(fault|noop|delay_ms)\.(\*|nvml\w+)": Key("the same for every GPU, or for calls without one"),
     r"fault\.field\.\d+": Key("the same for every GPU"),
     r"process\.\d+\.name": Key("name of a process", volatile=True),
@@ -203,7 +211,7 @@ HOST_PATTERNS: Dict[str, Key] = {
 }
 
 
-class UnknownKey(Exception):
+class UnknownKeyError(Exception):
     """Thing seen and what was meant, perhaps."""
 
 
@@ -211,11 +219,13 @@ def find(key: str) -> Key:
     """The key's entry. A misspelt key would be a fault that never happens, so it is refused."""
     gpu, name = statefiles.split_key(key)
     table, patterns = (HOST, HOST_PATTERNS) if gpu is None else (GPU, PATTERNS)
-    entry: Optional[Key] = table.get(name)
+    entry: Key | None = table.get(name)
     if entry is None:
         entry = next((value for pattern, value in patterns.items() if re.fullmatch(pattern, name)), None)
     if entry is None:
-        near: List[str] = difflib.get_close_matches(name, [*HOST, *GPU], n=3)
+        near: list[str] = difflib.get_close_matches(name, [*HOST, *GPU], n=3)
         where = "" if gpu is not None or name not in GPU else " (it belongs to a GPU: gpu.N." + name + ")"
-        raise UnknownKey(f"no key {key!r}{where}" + (f"; near: {', '.join(near)}" if near else "") + "; see: emulator.py keys")
+        raise UnknownKeyError(
+            f"no key {key!r}{where}" + (f"; near: {', '.join(near)}" if near else "") + "; see: emulator.py keys"
+        )
     return entry

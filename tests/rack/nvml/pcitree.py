@@ -2,15 +2,16 @@
 
 Three trees, each laid over the place where a kernel shows the real thing:
 
-    pci      /sys/bus/pci        devices/<address> -> ../tree/<root bus>/<root port>/.../<address>, links relative inside it
+    pci      /sys/bus/pci        devices/<address> -> ../tree/<root bus>/<root port>/.../<address>; links stay inside it
     driver   /proc/driver        nvidia/version, nvidia/gpus/<address>/information
     module   /sys/module         nvidia/version; every other module as a link to the real one, which is bound beside
 
 Rendering changes files in place, for a bind mount holds on to the directory it was made from.
 
-A GPU that fell off the bus: without hotplug the kernel keeps its directory, and reads of its config space give all ones. From
-those the kernel's own functions make link speed "Unknown", width 63 (six bits), maximum speed 64.0 GT/s (highest bit of
-LNKCAP2 looked at first) and width 63; the port above sees no partner: 2.5 GT/s, width 0. That is what is shown here.
+A GPU that fell off the bus: without hotplug the kernel keeps its directory, and reads of its config space give all
+ones. From those the kernel's own functions make link speed "Unknown", width 63 (six bits), maximum speed 64.0 GT/s
+(highest bit of LNKCAP2 looked at first) and width 63; the port above sees no partner: 2.5 GT/s, width 0. That is what
+is shown here.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ import os
 import shutil
 import struct
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Union
+from typing import Dict, NamedTuple, Union
 
 from statefiles import View
 
-SPEEDS = {1: "2.5 GT/s PCIe", 2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe", 6: "64.0 GT/s PCIe"}
+SPEEDS = {
+    1: "2.5 GT/s PCIe",
+    2: "5.0 GT/s PCIe",
+    3: "8.0 GT/s PCIe",
+    4: "16.0 GT/s PCIe",
+    5: "32.0 GT/s PCIe",
+    6: "64.0 GT/s PCIe",
+}
 """As Linux writes them (drivers/pci/probe.c, pci_speed_string)."""
 
 INTEL_ROOT_PORT = 0x347A8086
@@ -52,7 +60,7 @@ class Link(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One function on the way from the root complex to a GPU."""
+    """One PCI function on the way from the root complex to a GPU."""
 
     address: str
     path: str  # below tree/, "pci0000:30/0000:30:02.0"
@@ -63,7 +71,7 @@ class Node(NamedTuple):
     link: Link
     numa_node: int
     cpulist: str
-    driver: Optional[str]
+    driver: str | None
     secondary_bus: int
     lost: bool = False
     below_lost: bool = False
@@ -76,10 +84,15 @@ def gpu_link(view: View, gpu: int) -> Link:
     device_gen, device_width = view.gpu_int(gpu, "pcie_device_gen", 4), view.gpu_int(gpu, "pcie_device_width", 16)
     top_gen = min(device_gen, view.gpu_int(gpu, "pcie_system_gen", 4))
     top_width = min(device_width, view.gpu_int(gpu, "pcie_system_width", 16))
-    return Link(device_gen, device_width, min(top_gen, view.gpu_int(gpu, "pcie_gen", 6)), min(top_width, view.gpu_int(gpu, "pcie_width", 16)))
+    return Link(
+        device_gen,
+        device_width,
+        min(top_gen, view.gpu_int(gpu, "pcie_gen", 6)),
+        min(top_width, view.gpu_int(gpu, "pcie_width", 16)),
+    )
 
 
-def nodes_of(view: View, gpu: int) -> List[Node]:
+def nodes_of(view: View, gpu: int) -> list[Node]:
     """Root port first, GPU last. With a switch between: root port, upstream port, downstream port, GPU."""
     address = view.gpu(gpu, "bus_id") or ""
     bus_root, *bridges = (view.gpu(gpu, "pci_path") or "pci0000:00").split("/")
@@ -97,27 +110,29 @@ def nodes_of(view: View, gpu: int) -> List[Node]:
         link = Link(system_gen, system_width, own.gen, own.width) if is_last else uplink
         kind = TYPE_ROOT if is_root else TYPE_DOWNSTREAM if is_last else TYPE_UPSTREAM
         found.append(
-            Node(here, path, INTEL_ROOT_PORT if is_root else PLX_SWITCH, 0, BRIDGE_CLASS, kind, link, numa_node, cpulist, "pcieport",
-                 int(chain[place + 1].split(":")[1], 16), below_lost=lost and is_last)
+            Node(here, path, INTEL_ROOT_PORT if is_root else PLX_SWITCH, 0, BRIDGE_CLASS, kind, link, numa_node,
+                 cpulist, "pcieport", int(chain[place + 1].split(":")[1], 16), below_lost=lost and is_last)
         )  # fmt: skip
     driver = "nvidia" if view.driver_loaded else None  # stays bound to a GPU that is gone
     found.append(
-        Node(address, f"{path}/{address}", view.gpu_int(gpu, "pci_device_id"), view.gpu_int(gpu, "pci_subsystem_id"), GPU_CLASS,
-             TYPE_ENDPOINT, own, numa_node, cpulist, driver, 0, lost=lost,
+        Node(address, f"{path}/{address}", view.gpu_int(gpu, "pci_device_id"), view.gpu_int(gpu, "pci_subsystem_id"),
+             GPU_CLASS, TYPE_ENDPOINT, own, numa_node, cpulist, driver, 0, lost=lost,
              revision=view.gpu_int(gpu, "pci_revision"), irq=view.gpu_int(gpu, "irq") + gpu)
     )  # fmt: skip
     return found
 
 
 def config_space(node: Node) -> bytes:
-    """The first 256 bytes: header, power management, MSI, PCI Express with link capabilities and state (PCI and PCIe specifications)."""
+    """The first 256 bytes: header, power management, MSI, and PCI Express with the link's capabilities and state."""
     if node.lost:
         return b"\xff" * 256
     data = bytearray(256)
     bridge = node.class_code == BRIDGE_CLASS
     status_capabilities = 0x0010
     struct.pack_into("<IHH", data, 0x00, node.ids, 0x0406 | bridge, status_capabilities)
-    struct.pack_into("<BBBB", data, 0x08, node.revision, node.class_code & 0xFF, node.class_code >> 8 & 0xFF, node.class_code >> 16)
+    struct.pack_into(
+        "<BBBB", data, 0x08, node.revision, node.class_code & 0xFF, node.class_code >> 8 & 0xFF, node.class_code >> 16
+    )
     data[0x0C] = 0x10  # cache line, in words
     data[0x0E] = 1 if bridge else 0
     if bridge:
@@ -181,7 +196,7 @@ def device_files(node: Node) -> Tree:
 
 def pci_tree(view: View) -> Tree:
     files: Tree = {"drivers/nvidia/": "", "drivers/pcieport/": "", "devices/": ""}
-    seen: Dict[str, Node] = {}
+    seen: dict[str, Node] = {}
     for gpu in range(view.count):
         if not view.flag(gpu, "removed"):
             for node in nodes_of(view, gpu):
@@ -220,10 +235,10 @@ def driver_tree(view: View) -> Tree:
     if not view.driver_loaded:
         return {}
     files: Tree = {
-        "nvidia/version": f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {view.module_version}  Tue Apr  8 12:41:17 UTC 2025\n"
-        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n",
-        "nvidia/params": "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nInitializeSystemMemoryAllocations: 1\n"
-        'DynamicPowerManagement: 3\nEnableGpuFirmware: 18\nExcludedGpus: "' + _excluded(view) + '"\n',
+        "nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  "
+        f"{view.module_version}  Tue Apr  8 12:41:17 UTC 2025\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n",
+        "nvidia/params": "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"
+        f'DynamicPowerManagement: 3\nEnableGpuFirmware: 18\nExcludedGpus: "{_excluded(view)}"\n',
     }
     for gpu in range(view.count):
         if not view.flag(gpu, "removed"):
@@ -235,7 +250,7 @@ def _excluded(view: View) -> str:
     return ",".join(view.gpu(gpu, "uuid") or "" for gpu in range(view.count) if view.flag(gpu, "excluded"))
 
 
-def module_tree(view: View, real: Optional[Path]) -> Tree:
+def module_tree(view: View, real: Path | None) -> Tree:
     """`real`: where the kernel's own /sys/module can be seen; its modules appear as links there."""
     files: Tree = {}
     if real and real.is_dir():

@@ -7,12 +7,12 @@ import fcntl
 import os
 import re
 from pathlib import Path
-from typing import Dict, Iterator, Optional
+from typing import Iterator
 
 LIFECYCLE = (
-    "power_limit_mw", "compute_mode", "ecc_volatile_corrected", "ecc_volatile_uncorrected", "ecc_volatile_corrected_sram",
-    "ecc_volatile_uncorrected_sram", "app_clock_graphics", "app_clock_mem", "locked_clock_graphics_min",
-    "locked_clock_graphics_max", "locked_clock_mem_min", "locked_clock_mem_max",
+    "power_limit_mw", "compute_mode", "ecc_volatile_corrected", "ecc_volatile_uncorrected",
+    "ecc_volatile_corrected_sram", "ecc_volatile_uncorrected_sram", "app_clock_graphics", "app_clock_mem",
+    "locked_clock_graphics_min", "locked_clock_graphics_max", "locked_clock_mem_min", "locked_clock_mem_max",
 )  # fmt: skip
 """What a GPU forgets when its last client leaves with persistence mode off."""
 
@@ -40,13 +40,13 @@ def clients_path() -> Path:
     return run_dir() / "clients"
 
 
-def parse(text: str) -> Dict[str, str]:
+def parse(text: str) -> dict[str, str]:
     """`key=value` lines; comments and anything else are skipped. A later line wins."""
     pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
     return dict(pairs)
 
 
-def read(path: Path) -> Dict[str, str]:
+def read(path: Path) -> dict[str, str]:
     try:
         return parse(path.read_text())
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def read(path: Path) -> Dict[str, str]:
 
 
 @contextlib.contextmanager
-def update(path: Path) -> Iterator[Dict[str, str]]:
+def update(path: Path) -> Iterator[dict[str, str]]:
     """Read-modify-write under the lock that the library takes too; an unchanged file is left alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -72,7 +72,7 @@ def update(path: Path) -> Iterator[Dict[str, str]]:
         os.close(fd)
 
 
-def split_key(key: str) -> "tuple[Optional[str], str]":
+def split_key(key: str) -> tuple[str | None, str]:
     """`gpu.3.lost` -> ("3", "lost"); `fault.nvmlInit` -> (None, "fault.nvmlInit")."""
     match = _GPU_KEY.fullmatch(key)
     return (match.group(1), match.group(2)) if match else (None, key)
@@ -85,10 +85,10 @@ class View:
         self.identity = read(identity_path())
         self.volatile = read(volatile_path())
 
-    def get(self, key: str) -> Optional[str]:
+    def get(self, key: str) -> str | None:
         return self.volatile.get(key, self.identity.get(key))
 
-    def gpu(self, gpu: int, key: str) -> Optional[str]:
+    def gpu(self, gpu: int, key: str) -> str | None:
         for name in (f"gpu.{gpu}.{key}", f"gpu.*.{key}"):
             value = self.get(name)
             if value is not None:
@@ -123,7 +123,7 @@ def epoch() -> str:
         return "0"
 
 
-def set_lifecycle(values: Dict[str, str], gpu: int, key: str, value: Optional[str]) -> None:
+def set_lifecycle(values: dict[str, str], gpu: int, key: str, value: str | None) -> None:
     """Change one lifecycle value (or persistence mode) in the volatile file's values, as the library would."""
     persistent = values.get(f"gpu.{gpu}.persistence_mode", "0") != "0"
     if not persistent and values.get(f"gpu.{gpu}.epoch") != epoch():
@@ -137,13 +137,18 @@ def set_lifecycle(values: Dict[str, str], gpu: int, key: str, value: Optional[st
 
 
 def clients_connected() -> bool:
-    """True while some process is an NVML client."""
+    """True while some process is an NVML client.
+
+    Asking is connecting: whoever comes when nobody is there raises the epoch, exactly as the library does. A look that
+    held the lock without raising it could hide from a client that starts meanwhile that nobody had been there.
+    """
     try:
-        fd = os.open(clients_path(), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(clients_path(), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(fd, f"{int(epoch()) + 1}\n".encode(), 0)
     except BlockingIOError:
         return True
     finally:

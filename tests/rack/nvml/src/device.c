@@ -348,22 +348,6 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mod
     return noop ? NVML_SUCCESS : stored(emu_store_life(gpu, "compute_mode", mode));
 }
 
-nvmlReturn_t nvmlDeviceGetDriverModel(nvmlDevice_t device, nvmlDriverModel_t *current, nvmlDriverModel_t *pending)
-{
-    DEVICE(device);
-    (void)gpu;
-    NEED(current && pending);
-    return NVML_ERROR_NOT_SUPPORTED; /* Windows only */
-}
-
-nvmlReturn_t nvmlDeviceGetGpuOperationMode(nvmlDevice_t device, nvmlGpuOperationMode_t *current, nvmlGpuOperationMode_t *pending)
-{
-    DEVICE(device);
-    (void)gpu;
-    NEED(current && pending);
-    return NVML_ERROR_NOT_SUPPORTED; /* some Kepler boards only */
-}
-
 COMPUTED(nvmlDeviceGetAccountingMode, nvmlEnableState_t, emu_gpu_int(gpu, "accounting_mode", 0))
 COMPUTED(nvmlDeviceGetAccountingBufferSize, unsigned int, 4000)
 

@@ -116,6 +116,10 @@ static nvmlReturn_t plain_field(int gpu, nvmlFieldValue_t *field)
 
 nvmlReturn_t emu_field(int gpu, nvmlFieldValue_t *field)
 {
+    /* Power fields take a scope: whole GPU, module, memory. PCIe boards answer for the GPU. */
+    bool power = field->fieldId >= NVML_FI_DEV_POWER_AVERAGE && field->fieldId <= NVML_FI_DEV_POWER_REQUESTED_LIMIT;
+    if (power && field->scopeId != NVML_POWER_SCOPE_GPU)
+        return NVML_ERROR_NOT_SUPPORTED;
     switch (field->fieldId) {
     case NVML_FI_DEV_ECC_PENDING: return as_uint(field, (unsigned int)emu_gpu_int(gpu, "ecc_mode_pending", emu_gpu_int(gpu, "ecc_mode", 1)));
     case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
