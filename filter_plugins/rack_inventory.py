@@ -13,15 +13,11 @@ import ipaddress
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-try:
-    from ansible.errors import AnsibleFilterError as FilterError
-except ImportError:  # the functions are of use without Ansible
-
-    class FilterError(ValueError):  # type: ignore[no-redef]
-        """A value that a filter refuses."""
-
+from ansible.errors import AnsibleError
+from ansible.errors import AnsibleFilterError as FilterError
+from jinja2.exceptions import TemplateError
 
 ROLE_GROUPS = ("relays", "gpu_nodes")
 GROUPING_PREFIXES = ("site_", "rack_")
@@ -37,9 +33,11 @@ LINK_WIDTHS = (1, 2, 4, 8, 16)
 LABEL_FORM = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 UUID_FORM = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 BUS_ID_FORM = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+# Sizes beyond which a figure is a slip of the pen: GPUs in one host, watts of one GPU.
+MOST_GPUS = 64
+MOST_GPU_W = 10000
 # Words that people use for a GPU's place in nvidia-smi's list.
 INDEX_KEYS = ("index", "gpu", "gpu_index", "id", "gpu_id")
-MATCH_KEYS = ("uuid", "serial", "bus_id", "model", "all")
 # How alike two names must be before one is called a misspelling of the other (difflib ratio).
 LIKENESS = 0.75
 # The same for names outside every known prefix, where a wrong guess would refuse a rightful variable.
@@ -63,9 +61,22 @@ def did_you_mean(name: str, known: Iterable[str], likeness: float = LIKENESS) ->
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """A finite number; True and False are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """A whole number that is not True or False."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def type_word(value: Any) -> str:
+    """What a value is, in a word that the writer of an inventory knows."""
+    if isinstance(value, bool):
+        return "yes or no"
+    words = ((str, "a text"), (Mapping, "a dictionary"), ((list, tuple), "a list"), ((int, float), "a number"))
+    return next((word for kind, word in words if isinstance(value, kind)), type(value).__name__)
 
 
 # --- addresses ---------------------------------------------------------------------------------------
@@ -189,30 +200,55 @@ def ntp_sources(values: Any, name: str = "sources") -> list[str]:
 
 # --- the inventory -----------------------------------------------------------------------------------
 
+UNEVALUATED = "(cannot be evaluated: "
+CORRECT = "correct it"
+IN_RACK = "set it in group_vars of the rack"
+
+
+def sentence(what: str, found: str, wanted: str, step: str) -> str:
+    """One error for a person."""
+    return f"{what}: {found}; wanted {wanted}. Next: {step}"
+
 
 class Inventory:
     """The parts of an inventory that are checked, and the errors found so far."""
 
     def __init__(self, groups: Mapping[str, Any], hostvars: Mapping[str, Any]) -> None:
-        self.groups = {str(name): [str(host) for host in hosts or []] for name, hosts in groups.items()}
-        self.hosts = list(dict.fromkeys([*self.groups.get("all", []), *(h for g in self.groups.values() for h in g)]))
-        self.variables = {host: _plain(hostvars.get(host)) for host in self.hosts}
+        self.groups = {str(name): _names(hosts) for name, hosts in groups.items()}
+        self.hosts = list(
+            dict.fromkeys([*self.members("all"), *(host for group in self.groups.values() for host in group)])
+        )
         self.wide: list[str] = []
         self.by_host: dict[str, list[str]] = {host: [] for host in self.hosts}
+        self.variables: dict[str, dict[str, Any]] = {}
+        self.broken: dict[str, set[str]] = {}
+        for host in self.hosts:
+            self._take_variables(host, hostvars.get(host))
+
+    def _take_variables(self, host: str, values: Any) -> None:
+        """Variables by name. One that could not be evaluated is an error of its own and judged no further."""
+        named = {str(key): value for key, value in values.items()} if isinstance(values, Mapping) else {}
+        self.broken[host] = {name for name, value in named.items() if str(value).startswith(UNEVALUATED)}
+        for name in sorted(self.broken[host]):
+            self.add(host, name, str(named.pop(name)), "a value", "define what it refers to, or write the value out")
+        self.variables[host] = named
 
     def groups_of(self, host: str) -> list[str]:
         return [name for name, hosts in self.groups.items() if host in hosts]
 
-    def add(self, host: str, text: str) -> None:
-        self.by_host[host].append(f"{host}: {text}")
-
     def members(self, group: str) -> list[str]:
         return self.groups.get(group, [])
 
+    def add(self, host: str, what: str, found: str, wanted: str, step: str = CORRECT) -> None:
+        self.by_host[host].append(f"{host}: {sentence(what, found, wanted, step)}")
 
-def _plain(value: Any) -> dict[str, Any]:
-    """Variables by name; whatever is not a mapping has none."""
-    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {}
+    def missing(self, host: str, name: str) -> bool:
+        """Not set at all; one that could not be evaluated is set, and its error is told already."""
+        return self.variables[host].get(name) is None and name not in self.broken[host]
+
+
+def _names(hosts: Any) -> list[str]:
+    return [str(host) for host in hosts] if isinstance(hosts, (list, tuple, set, Mapping)) else []
 
 
 def check_groups(inventory: Inventory) -> None:
@@ -220,14 +256,12 @@ def check_groups(inventory: Inventory) -> None:
     for name in inventory.groups:
         if name in ROLE_GROUPS or name in BUILT_IN_GROUPS or name.startswith(GROUPING_PREFIXES):
             continue
-        guess = did_you_mean(name, ROLE_GROUPS)
-        wanted = "wanted relays, gpu_nodes, or a name that begins with site_ or rack_"
-        inventory.wide.append(f"group {name}: unknown{guess}; {wanted}. Rename it: no playbook would ever reach its hosts")
+        found = "unknown" + did_you_mean(name, ROLE_GROUPS)
+        wanted = "relays, gpu_nodes, or a name that begins with site_ or rack_"
+        inventory.wide.append(sentence(f"group {name}", found, wanted, "rename it; no playbook would reach its hosts"))
     if not inventory.members("relays"):
-        inventory.wide.append(
-            "group relays: no host in it; wanted at least one, the machine that may reach outside. "
-            "Nodes get time and packages from it alone: add it to the group relays"
-        )
+        step = "add the machine that may reach outside; nodes get time and packages from it alone"
+        inventory.wide.append(sentence("group relays", "no host in it", "at least one", step))
     for host in inventory.hosts:
         _check_membership(inventory, host)
     _check_sites(inventory)
@@ -235,16 +269,18 @@ def check_groups(inventory: Inventory) -> None:
 
 def _check_membership(inventory: Inventory, host: str) -> None:
     roles = [group for group in ROLE_GROUPS if host in inventory.members(group)]
+    others = [name for name in inventory.groups_of(host) if name not in BUILT_IN_GROUPS]
     if not roles:
-        others = [name for name in inventory.groups_of(host) if name not in BUILT_IN_GROUPS] or ["none"]
-        inventory.add(
-            host, f"in no role group (its groups: {', '.join(others)}); wanted relays or gpu_nodes. Add it to one of them"
-        )
+        found = f"neither in relays nor in gpu_nodes (its groups: {', '.join(others) or 'none'})"
+        inventory.add(host, "groups", found, "one of the two", "add it to one of them")
     if len(roles) > 1:
-        inventory.add(host, "in both relays and gpu_nodes; wanted one of them. Take it out of one: a node's relay is another machine")
-    racks = [name for name in inventory.groups_of(host) if name.startswith("rack_")]
+        step = "take it out of one; a node's relay is another machine"
+        inventory.add(host, "groups", "both in relays and in gpu_nodes", "one of the two", step)
+    racks = [name for name in others if name.startswith("rack_")]
     if len(racks) > 1:
-        inventory.add(host, f"in {len(racks)} rack groups ({', '.join(racks)}); wanted one. Leave it where its power cable is")
+        inventory.add(
+            host, "groups", f"in several racks ({', '.join(racks)})", "one", "leave it where its power cable is"
+        )
 
 
 def _check_sites(inventory: Inventory) -> None:
@@ -254,7 +290,8 @@ def _check_sites(inventory: Inventory) -> None:
     for host in inventory.members("gpu_nodes"):
         site = _site(inventory, host)
         if site is not None and site not in served:
-            inventory.add(host, f"no relay at its site {site!r}; wanted one in relays with the same rack_site. Add it, or correct rack_site")
+            step = "add a relay with that rack_site, or correct rack_site"
+            inventory.add(host, "rack_site", f"{shown(site)}, where no relay is", "a site with a relay", step)
 
 
 def _site(inventory: Inventory, host: str) -> str | None:
@@ -265,52 +302,47 @@ def _site(inventory: Inventory, host: str) -> str | None:
 def check_addresses(inventory: Inventory) -> None:
     """Malformed names and addresses, and two hosts behind one address."""
     owners: dict[tuple[str, str], str] = {}
+    wanted = "a host name, an IPv4 or an IPv6 address"
     for host in inventory.hosts:
-        variables = inventory.variables[host]
-        address = variables.get("ansible_host", host)
-        fault = address_fault(address)
+        given = inventory.variables[host].get("ansible_host")
+        address = host if given is None else given
+        fault, name_fault = address_fault(address), address_fault(host)
+        if name_fault:
+            step = "rename it; files and units are named after it"
+            inventory.add(host, "name", f"{shown(host)}: {name_fault}", wanted, step)
         if fault:
-            what = "name" if address is host or address == host else "ansible_host"
-            inventory.add(host, f"{what} {shown(address)}: {fault}; wanted a host name, an IPv4 or an IPv6 address. Correct it in the inventory")
-        name_fault = address_fault(host)
-        if name_fault and address != host:
-            inventory.add(host, f"name {shown(host)}: {name_fault}; wanted a host name. Rename it: file and unit names are made of it")
-        if fault:
+            if given is not None:
+                inventory.add(host, "ansible_host", f"{shown(given)}: {fault}", wanted)
             continue
         # Two ports of one address are two hosts (behind a forwarding, or in a laboratory).
-        key = (normal_address(address), str(variables.get("ansible_port") or 22))
-        if key in owners:
-            text = f"address {address} is also that of {owners[key]}; wanted one for each. Correct ansible_host of one of them"
-            inventory.add(host, text)
-            inventory.add(owners[key], f"address {address} is also that of {host}; wanted one for each. Correct ansible_host of one of them")
-        else:
-            owners[key] = host
+        key = (normal_address(address), str(inventory.variables[host].get("ansible_port") or 22))
+        first = owners.setdefault(key, host)
+        if first != host:
+            for one, other in ((host, first), (first, host)):
+                inventory.add(
+                    one, "address", f"{address} is also that of {other}", "one for each", "correct ansible_host"
+                )
 
 
 # --- rack facts --------------------------------------------------------------------------------------
 
-IN_RACK = "set it in group_vars of the rack"
 
-
-def _fact_number(inventory: Inventory, host: str, name: str, low: float, high: float, required: bool = False) -> None:
+def _fact_number(inventory: Inventory, host: str, name: str, low: float, high: float) -> None:
     value = inventory.variables[host].get(name)
     if value is None:
-        if required:
-            inventory.add(host, f"{name}: not set; wanted a number. {IN_RACK.capitalize()}, for example {name}: 4000")
         return
     if not is_number(value):
-        kind = "a text" if isinstance(value, str) else f"a {type(value).__name__}"
-        inventory.add(host, f"{name}: {shown(value)}, {kind}; wanted a number without quotes or unit. Correct it")
+        inventory.add(host, name, f"{shown(value)} ({type_word(value)})", "a number, without quotes or unit")
     elif not low <= value <= high:
-        inventory.add(host, f"{name}: {value!r}; wanted between {low:g} and {high:g}. Correct it")
+        inventory.add(host, name, shown(value), f"a number from {low:g} to {high:g}")
 
 
 def _fact_text(inventory: Inventory, host: str, name: str) -> None:
     value = inventory.variables[host].get(name)
-    if value is None:
-        inventory.add(host, f"{name}: not set; wanted a name. {IN_RACK.capitalize()}")
-    elif not isinstance(value, str) or not value.strip():
-        inventory.add(host, f"{name}: {shown(value)}; wanted a name (quote it if it looks like a number). Correct it")
+    if inventory.missing(host, name):
+        inventory.add(host, name, "not set", "a name", IN_RACK)
+    elif value is not None and (not isinstance(value, str) or not value.strip()):
+        inventory.add(host, name, f"{shown(value)} ({type_word(value)})", "a name, in quotes if it looks like a number")
 
 
 def check_rack_facts(inventory: Inventory) -> None:
@@ -318,99 +350,104 @@ def check_rack_facts(inventory: Inventory) -> None:
     for host in inventory.hosts:
         for name in inventory.variables[host]:
             if name.startswith("rack_") and name not in RACK_FACTS:
-                inventory.add(host, f"{name}: unknown{did_you_mean(name, RACK_FACTS)}; wanted one of {', '.join(RACK_FACTS)}. Rename or remove it")
+                found = "unknown" + did_you_mean(name, RACK_FACTS)
+                inventory.add(host, name, found, "one of " + ", ".join(RACK_FACTS), "rename or remove it")
         _fact_text(inventory, host, "rack_name")
         _fact_text(inventory, host, "rack_site")
-        node = host in inventory.members("gpu_nodes")
-        _fact_number(inventory, host, "rack_feed_limit_w", 1, 1000000, required=node)
+        if host in inventory.members("gpu_nodes") and inventory.missing(host, "rack_feed_limit_w"):
+            inventory.add(host, "rack_feed_limit_w", "not set", "watts, such as 4000", IN_RACK)
+        _fact_number(inventory, host, "rack_feed_limit_w", 1, 1000000)
         _fact_number(inventory, host, "rack_feed_margin_percent", 0, 99)
         _fact_number(inventory, host, "rack_feed_derating", 0.01, 1)
         _fact_number(inventory, host, "rack_psu_efficiency", 0.5, 1)
         _fact_number(inventory, host, "rack_host_base_w", 0, 100000)
-        _check_gpus(inventory, host, required=node)
+        _check_gpus(inventory, host)
         _check_networks(inventory, host)
 
 
 def _check_networks(inventory: Inventory, host: str) -> None:
     value = inventory.variables[host].get("rack_networks")
+    wanted = "a list of networks such as 10.1.0.0/24 or 2001:db8::/64"
     if value is None:
-        if host in inventory.members("relays"):
-            inventory.add(host, f"rack_networks: not set; wanted the networks it serves, such as [10.1.0.0/24]. {IN_RACK.capitalize()} or site")
+        if host in inventory.members("relays") and inventory.missing(host, "rack_networks"):
+            inventory.add(host, "rack_networks", "not set", wanted, "set it in group_vars of the site")
         return
     if not isinstance(value, (list, tuple)) or not value:
-        inventory.add(host, f"rack_networks: {shown(value)}; wanted a list such as [10.1.0.0/24, '2001:db8::/64']. Correct it")
+        inventory.add(host, "rack_networks", shown(value), wanted)
         return
     for network in value:
         fault = network_fault(network)
         if fault:
-            inventory.add(host, f"rack_networks: {shown(network)}: {fault}; wanted a network such as 10.1.0.0/24. Correct it")
+            inventory.add(host, "rack_networks", f"{shown(network)}: {fault}", wanted)
 
 
-def _check_gpus(inventory: Inventory, host: str, required: bool) -> None:
+def _check_gpus(inventory: Inventory, host: str) -> None:
     value = inventory.variables[host].get("rack_gpus")
+    wanted = "a list with model, count, power_max_w and power_min_w of each model"
     if value is None:
-        if required:
-            inventory.add(host, f"rack_gpus: not set; wanted a list of models with count, power_max_w and power_min_w. {IN_RACK.capitalize()}")
+        if host in inventory.members("gpu_nodes") and inventory.missing(host, "rack_gpus"):
+            inventory.add(host, "rack_gpus", "not set", wanted, IN_RACK)
         return
     if not isinstance(value, (list, tuple)):
-        inventory.add(host, f"rack_gpus: {shown(value)}; wanted a list, one entry for each model. Correct it")
+        inventory.add(host, "rack_gpus", shown(value), wanted)
         return
     for position, entry in enumerate(value):
         _check_gpu_entry(inventory, host, f"rack_gpus[{position}]", entry)
-    counts = [entry.get("count") for entry in value if isinstance(entry, Mapping)]
+    total = sum(count for entry in value if isinstance(entry, Mapping) and is_whole(count := entry.get("count")))
     active = inventory.variables[host].get("rack_active_gpus")
-    if active is not None and all(is_number(count) for count in counts):
-        total = int(sum(counts))
-        if isinstance(active, bool) or not isinstance(active, int) or not 0 <= active <= total:
-            inventory.add(host, f"rack_active_gpus: {shown(active)}; wanted a whole number from 0 to {total}, the GPUs of this host. Correct it")
+    if active is not None and not (is_whole(active) and 0 <= active <= total):
+        inventory.add(
+            host, "rack_active_gpus", shown(active), f"a whole number from 0 to {total}, the GPUs of this host"
+        )
 
 
 def _check_gpu_entry(inventory: Inventory, host: str, where: str, entry: Any) -> None:
     if not isinstance(entry, Mapping):
-        inventory.add(host, f"{where}: {shown(entry)}; wanted model, count, power_max_w and power_min_w. Correct it")
+        inventory.add(host, where, shown(entry), "model, count, power_max_w and power_min_w")
         return
-    for key in entry:
-        if str(key) not in GPU_KEYS:
-            inventory.add(host, f"{where}.{key}: unknown{did_you_mean(str(key), GPU_KEYS)}; wanted one of {', '.join(GPU_KEYS)}. Rename or remove it")
-    model, count = entry.get("model"), entry.get("count")
+    for key in map(str, entry):
+        if key not in GPU_KEYS:
+            found = "unknown" + did_you_mean(key, GPU_KEYS)
+            inventory.add(host, f"{where}.{key}", found, "one of " + ", ".join(GPU_KEYS), "rename or remove it")
+    model, count, width = entry.get("model"), entry.get("count"), entry.get("link_width")
     if not isinstance(model, str) or not model.strip():
-        inventory.add(host, f"{where}.model: {shown(model)}; wanted the model as nvidia-smi -L prints it. Correct it")
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 64:
-        inventory.add(host, f"{where}.count: {shown(count)}; wanted a whole number from 1. Correct it")
-    width = entry.get("link_width")
-    if width is not None and (isinstance(width, bool) or width not in LINK_WIDTHS):
-        inventory.add(host, f"{where}.link_width: {shown(width)}; wanted one of {', '.join(map(str, LINK_WIDTHS))}. Correct it")
+        inventory.add(host, f"{where}.model", shown(model), "the model's name as nvidia-smi -L prints it")
+    if not is_whole(count) or not 1 <= count <= MOST_GPUS:
+        inventory.add(host, f"{where}.count", shown(count), f"a whole number from 1 to {MOST_GPUS}")
+    if width is not None and not (is_whole(width) and width in LINK_WIDTHS):
+        inventory.add(host, f"{where}.link_width", shown(width), "one of " + ", ".join(map(str, LINK_WIDTHS)))
     _check_gpu_watts(inventory, host, where, entry)
 
 
 def _check_gpu_watts(inventory: Inventory, host: str, where: str, entry: Mapping[str, Any]) -> None:
     good = {}
     for key in ("power_max_w", "power_min_w"):
-        if is_number(entry.get(key)) and entry[key] > 0:
+        if is_number(entry.get(key)) and 1 <= entry[key] <= MOST_GPU_W:
             good[key] = entry[key]
         else:
-            inventory.add(host, f"{where}.{key}: {shown(entry.get(key))}; wanted watts above 0, as nvidia-smi -q -d POWER prints them. Correct it")
-    if len(good) < 2:
+            wanted = f"watts from 1 to {MOST_GPU_W}, as nvidia-smi -q -d POWER prints them"
+            inventory.add(host, f"{where}.{key}", shown(entry.get(key)), wanted)
+    if len(good) < len(("power_max_w", "power_min_w")):
         return
     low, high = good["power_min_w"], good["power_max_w"]
     if low > high:
-        inventory.add(host, f"{where}.power_min_w: {low!r}, above power_max_w {high!r}; wanted at most that. Correct it")
+        inventory.add(host, f"{where}.power_min_w", f"{low!r}, above power_max_w", f"at most {high!r}")
         return
     cap, idle = entry.get("power_cap_w"), entry.get("idle_w")
     if cap is not None and cap != "auto":
         _check_cap(inventory, host, f"{where}.power_cap_w", cap, [(str(entry.get("model")), low, high)])
-    if idle is not None and (not is_number(idle) or not 0 <= idle <= high):
-        inventory.add(host, f"{where}.idle_w: {shown(idle)}; wanted watts from 0 to {high!r}. Correct it")
+    if idle is not None and not (is_number(idle) and 0 <= idle <= high):
+        inventory.add(host, f"{where}.idle_w", shown(idle), f"watts from 0 to {high!r}")
 
 
 def _check_cap(inventory: Inventory, host: str, where: str, cap: Any, limits: list[tuple[str, float, float]]) -> None:
     """A cap against the range of every model it would reach."""
     if not is_number(cap):
-        inventory.add(host, f"{where}: {shown(cap)}; wanted watts, or auto. Correct it")
+        inventory.add(host, where, f"{shown(cap)} ({type_word(cap)})", "watts, or auto")
         return
     for model, low, high in limits:
         if not low <= cap <= high:
-            inventory.add(host, f"{where}: {cap!r} W; wanted {low:g} to {high:g} W, the range of {model}. Correct it")
+            inventory.add(host, where, f"{cap!r} W", f"{low:g} to {high:g} W, the range of {model}")
 
 
 # --- inputs of roles ---------------------------------------------------------------------------------
@@ -421,28 +458,28 @@ def spec_options(specs: Mapping[str, Any]) -> dict[str, list[str]]:
     inputs: dict[str, list[str]] = {}
     for role, spec in specs.items():
         points = spec.get("argument_specs", spec) if isinstance(spec, Mapping) else {}
-        names = []
+        names: list[str] = []
         for point in points.values() if isinstance(points, Mapping) else []:
             options = point.get("options") if isinstance(point, Mapping) else None
-            names += [str(option) for option in options or []]
+            names += map(str, options if isinstance(options, Mapping) else [])
         inputs[str(role)] = names
     return inputs
 
 
 def check_role_inputs(inventory: Inventory, inputs: Mapping[str, list[str]]) -> None:
     """Variables that look like a role's input and are none: Ansible would ignore them without a word."""
-    known = [name for names in inputs.values() for name in names]
+    known = [*(name for names in inputs.values() for name in names), *RACK_FACTS]
     for host in inventory.hosts:
         for name in inventory.variables[host]:
             role = next((role for role in sorted(inputs, key=len, reverse=True) if name.startswith(role + "_")), None)
             if role is not None:
                 if name not in inputs[role] and name != f"{role}_result":
-                    guess = did_you_mean(name, inputs[role])
-                    inventory.add(host, f"{name}: role {role} has no such input{guess}; wanted one of its README. Rename or remove it")
-            elif not name.startswith(("ansible_", "rack_")):
-                guess = did_you_mean(name, [*known, *RACK_FACTS], CLOSE_LIKENESS)
+                    found = f"no input of the role {role}" + did_you_mean(name, inputs[role])
+                    inventory.add(host, name, found, f"one of those in roles/{role}/README.md", "rename or remove it")
+            elif name not in known and not name.startswith(("ansible_", "rack_")):
+                guess = did_you_mean(name, known, CLOSE_LIKENESS)
                 if guess:
-                    inventory.add(host, f"{name}: nothing reads it{guess}; wanted the right name. Rename or remove it")
+                    inventory.add(host, name, "nothing reads it" + guess, "the right name", "rename or remove it")
 
 
 def _models_of(variables: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
@@ -462,51 +499,62 @@ def check_gpu_policy(inventory: Inventory) -> None:
     for host in inventory.hosts:
         variables = inventory.variables[host]
         models = _models_of(variables)
-        ranges = [(model, low, high) for model, (low, high) in models.items()]
-        cap = variables.get("gpu_policy_power_cap_w")
+        cap, overrides = variables.get("gpu_policy_power_cap_w"), variables.get("gpu_policy_overrides")
         if cap is not None and cap != "auto":
-            _check_cap(inventory, host, "gpu_policy_power_cap_w", cap, ranges)
-        overrides = variables.get("gpu_policy_overrides")
+            _check_cap(inventory, host, "gpu_policy_power_cap_w", cap, _ranges(models))
         if overrides is None:
             continue
         if not isinstance(overrides, (list, tuple)):
-            inventory.add(host, f"gpu_policy_overrides: {shown(overrides)}; wanted a list. Correct it")
+            inventory.add(host, "gpu_policy_overrides", shown(overrides), "a list")
             continue
         for position, entry in enumerate(overrides):
             _check_override(inventory, host, f"gpu_policy_overrides[{position}]", entry, models)
+
+
+def _ranges(models: Mapping[str, tuple[float, float]]) -> list[tuple[str, float, float]]:
+    return [(model, low, high) for model, (low, high) in models.items()]
 
 
 def _check_override(
     inventory: Inventory, host: str, where: str, entry: Any, models: dict[str, tuple[float, float]]
 ) -> None:
     if not isinstance(entry, Mapping):
-        inventory.add(host, f"{where}: {shown(entry)}; wanted which GPU (uuid, serial, bus_id or model) and its cap. Correct it")
+        inventory.add(host, where, shown(entry), "which GPU (uuid, serial, bus_id or model) and its cap")
         return
-    match = entry.get("match") if isinstance(entry.get("match"), Mapping) else entry
-    by_uuid = "name the GPU by its UUID (nvidia-smi -L): an index changes when a card drops out"
-    for key in INDEX_KEYS:
-        if key in match:
-            inventory.add(host, f"{where}.{key}: {shown(match[key])}, an index; wanted uuid, serial, bus_id or model. {by_uuid.capitalize()}")
-    uuid = match.get("uuid")
-    if uuid is not None and not (isinstance(uuid, str) and UUID_FORM.fullmatch(uuid)):
-        digits = re.sub(r"(?i)^gpu[\s:#-]*", "", str(uuid)).strip()
-        kind = ", an index" if digits.isdigit() and not isinstance(uuid, bool) else ""
-        inventory.add(host, f"{where}.uuid: {shown(uuid)}{kind}; wanted the form GPU-12345678-1234-1234-1234-123456789abc. {by_uuid.capitalize()}")
-    bus_id = match.get("bus_id")
-    if bus_id is not None and not (isinstance(bus_id, str) and BUS_ID_FORM.fullmatch(bus_id)):
-        inventory.add(host, f"{where}.bus_id: {shown(bus_id)}; wanted the form 0000:31:00.0, as in /sys/bus/pci/devices. Correct it")
-    model = match.get("model")
-    ranges = [(name, low, high) for name, (low, high) in models.items()]
+    nested = entry.get("match")
+    match = nested if isinstance(nested, Mapping) else entry
+    _check_which_gpu(inventory, host, where, match)
+    model, cap = match.get("model"), entry.get("power_cap_w")
+    ranges = _ranges(models)
     if model is not None:
-        if model not in models and models:
-            guess = did_you_mean(str(model), models)
-            inventory.add(host, f"{where}.model: {shown(model)}, not among this host's rack_gpus{guess}; wanted one of {', '.join(models)}. Correct one of the two")
-        ranges = [entry for entry in ranges if entry[0] == model]
-    elif any(key in match for key in ("uuid", "serial", "bus_id")) and ranges:
+        if models and str(model) not in models:
+            found = f"{shown(model)}, not in this host's rack_gpus" + did_you_mean(str(model), models)
+            inventory.add(host, f"{where}.model", found, "one of " + ", ".join(models), "correct one of the two")
+        ranges = [(name, low, high) for name, low, high in ranges if name == str(model)]
+    elif ranges and any(key in match for key in ("uuid", "serial", "bus_id")):
         # Which model it is only the node knows: refuse what none of them could take.
         ranges = [("any GPU of this host", min(low for _m, low, _h in ranges), max(high for _m, _l, high in ranges))]
-    if entry.get("power_cap_w") is not None:
-        _check_cap(inventory, host, f"{where}.power_cap_w", entry["power_cap_w"], ranges)
+    if cap is not None:
+        _check_cap(inventory, host, f"{where}.power_cap_w", cap, ranges)
+
+
+def _check_which_gpu(inventory: Inventory, host: str, where: str, match: Mapping[Any, Any]) -> None:
+    """A GPU is named by what it keeps: its UUID, serial number or slot."""
+    step = "name the GPU by its UUID (nvidia-smi -L); an index changes when a card drops out"
+    for key in INDEX_KEYS:
+        if key in match:
+            inventory.add(
+                host, f"{where}.{key}", f"{shown(match[key])}, an index", "uuid, serial, bus_id or model", step
+            )
+    uuid, bus_id = match.get("uuid"), match.get("bus_id")
+    if uuid is not None and not (isinstance(uuid, str) and UUID_FORM.fullmatch(uuid)):
+        rest = re.sub(r"(?i)^gpu[\s:#-]*", "", str(uuid)).strip()
+        kind = ", an index" if rest.isdigit() and not isinstance(uuid, bool) else ""
+        wanted = "the form GPU-12345678-1234-1234-1234-123456789abc"
+        inventory.add(host, f"{where}.uuid", shown(uuid) + kind, wanted, step)
+    if bus_id is not None and not (isinstance(bus_id, str) and BUS_ID_FORM.fullmatch(bus_id)):
+        wanted = "the form 0000:31:00.0, as in /sys/bus/pci/devices"
+        inventory.add(host, f"{where}.bus_id", shown(bus_id), wanted)
 
 
 # --- the filter --------------------------------------------------------------------------------------
@@ -531,27 +579,29 @@ def inventory_errors(groups: Any, hostvars: Any, specs: Any = None) -> dict[str,
 
 
 def inventory_facts(hostvars: Any, hosts: Any, prefixes: Any) -> dict[str, dict[str, Any]]:
-    """The variables of ``hosts`` that preflight looks at, read out of ``hostvars`` one by one.
+    """The variables of ``hosts`` whose names begin with one of ``prefixes``, evaluated; of all others the name.
 
-    A value that cannot be evaluated (it names an undefined variable) becomes a text that says so: it
-    then fails its own check with its host's name, instead of ending the whole run.
+    A value that cannot be evaluated (it refers to an undefined variable) becomes a text that says so:
+    ``inventory_errors`` then names host and variable, instead of Ansible ending the whole run.
     """
     wanted = tuple(str(prefix) for prefix in prefixes or [])
     facts: dict[str, dict[str, Any]] = {}
     for host in hosts or []:
-        facts[str(host)] = {}
         variables = hostvars[host]
-        for name in list(variables):
-            # Of other names the name alone is looked at (is it a misspelling?): evaluating all would be slow.
-            facts[str(host)][str(name)] = _value(variables, name) if str(name).startswith(wanted) else None
+        # Of other names the name alone is looked at (is it a misspelling?): evaluating all would be slow.
+        facts[str(host)] = {
+            str(name): _evaluated(variables, name) if str(name).startswith(wanted) else None for name in variables
+        }
     return facts
 
 
-def _value(variables: Any, name: Any) -> Any:
+def _evaluated(variables: Any, name: Any) -> Any:
     try:
-        return variables[name]
-    except Exception as error:  # whatever Ansible raises for a template that fails; told, never swallowed
-        return f"(cannot be evaluated: {str(error).splitlines()[0][:120]})"
+        value = variables[name]
+        repr(value)  # Ansible evaluates the inner parts of lists and dictionaries only when they are looked at
+    except (TemplateError, AnsibleError) as error:
+        return f"{UNEVALUATED}{' '.join(str(error).split())[:200]})"
+    return value
 
 
 def preflight_findings(errors: Any, plan: Any, facts: Any) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ where the figures were read at the plug). The feed's share that may be used is i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 # Defaults of the rack facts; the same as in inventory/example and docs.
@@ -29,7 +29,7 @@ class Gpus(NamedTuple):
     """GPUs of one model in one host."""
 
     model: str
-    count: int
+    number: int
     power_max_w: float
     power_min_w: float
     idle_w: float | None  # None: nobody stated it, so an idle one counts like an active one
@@ -57,66 +57,69 @@ class Host(NamedTuple):
 
     @property
     def total(self) -> int:
-        return sum(entry.count for entry in self.gpus)
+        return sum(entry.number for entry in self.gpus)
 
 
 # The cap under which a GPU is calculated.
 Caps = Callable[[Gpus], float]
 
 
-class BadFact(ValueError):
+class BadFactError(ValueError):
     """A rack fact that cannot be calculated with; the text names host and fact."""
 
 
 # --- reading the facts ---------------------------------------------------------------------------
 
 
-def _number(host: str, facts: dict[str, Any], key: str, low: float, high: float, note: str = "") -> float:
+def _number(host: str, facts: Mapping[str, Any], key: str, span: tuple[float, float], note: str = "") -> float:
+    low, high = span
     value = facts.get(key, DEFAULTS.get(key))
     where = f"{host}: {note}{key}"
     if value is None:
-        raise BadFact(f"{where} is not set; it needs a number")
+        raise BadFactError(f"{where} is not set; it needs a number")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadFact(f"{where} is {value!r}; it needs a number")
+        raise BadFactError(f"{where} is {value!r}; it needs a number")
     if not low <= value <= high:
-        raise BadFact(f"{where} is {value!r}; it must lie between {low:g} and {high:g}")
+        raise BadFactError(f"{where} is {value!r}; it must lie between {low:g} and {high:g}")
     return value
 
 
 def _gpus(host: str, entry: Any, position: int) -> Gpus:
     note = f"rack_gpus[{position}]."
-    if not isinstance(entry, dict):
-        raise BadFact(f"{host}: rack_gpus[{position}] is {entry!r}; it needs model, count, power_max_w, power_min_w")
+    if not isinstance(entry, Mapping):
+        raise BadFactError(
+            f"{host}: rack_gpus[{position}] is {entry!r}; it needs model, count, power_max_w, power_min_w"
+        )
     model = entry.get("model")
     if not isinstance(model, str) or not model.strip():
-        raise BadFact(f"{host}: {note}model is {model!r}; it needs the model's name")
-    count = _number(host, entry, "count", 1, 64, note)
+        raise BadFactError(f"{host}: {note}model is {model!r}; it needs the model's name")
+    count = _number(host, entry, "count", (1, 64), note)
     if count != int(count):
-        raise BadFact(f"{host}: {note}count is {count!r}; it needs a whole number")
-    high = _number(host, entry, "power_max_w", 1, 10000, note)
-    low = _number(host, entry, "power_min_w", 1, high, note)
+        raise BadFactError(f"{host}: {note}count is {count!r}; it needs a whole number")
+    high = _number(host, entry, "power_max_w", (1, 10000), note)
+    low = _number(host, entry, "power_min_w", (1, high), note)
     cap = entry.get("power_cap_w")
     given = None
     if cap is not None and cap != AUTO:
-        given = _number(host, entry, "power_cap_w", low, high, note)
-    idle = None if entry.get("idle_w") is None else _number(host, entry, "idle_w", 0, high, note)
+        given = _number(host, entry, "power_cap_w", (low, high), note)
+    idle = None if entry.get("idle_w") is None else _number(host, entry, "idle_w", (0, high), note)
     return Gpus(str(model), int(count), high, low, idle, given, cap == AUTO)
 
 
-def _host(facts: dict[str, Any]) -> Host:
+def _host(facts: Mapping[str, Any]) -> Host:
     name = str(facts.get("host") or "?")
     listed = facts.get("rack_gpus")
     if not isinstance(listed, (list, tuple)):
-        raise BadFact(f"{name}: rack_gpus is {listed!r}; it needs a list, empty for a host without GPUs")
+        raise BadFactError(f"{name}: rack_gpus is {listed!r}; it needs a list, empty for a host without GPUs")
     gpus = tuple(_gpus(name, entry, position) for position, entry in enumerate(listed))
-    base = _number(name, facts, "rack_host_base_w", 0, 100000)
-    efficiency = _number(name, facts, "rack_psu_efficiency", 0.5, 1)
-    total = sum(entry.count for entry in gpus)
+    base = _number(name, facts, "rack_host_base_w", (0, 100000))
+    efficiency = _number(name, facts, "rack_psu_efficiency", (0.5, 1))
+    total = sum(entry.number for entry in gpus)
     active = total
     if facts.get("rack_active_gpus") is not None:
-        active = int(_number(name, facts, "rack_active_gpus", 0, total))
+        active = int(_number(name, facts, "rack_active_gpus", (0, total)))
         if active != facts["rack_active_gpus"]:
-            raise BadFact(f"{name}: rack_active_gpus is {facts['rack_active_gpus']!r}; it needs a whole number")
+            raise BadFactError(f"{name}: rack_active_gpus is {facts['rack_active_gpus']!r}; it needs a whole number")
     return Host(name, base, efficiency, active, gpus)
 
 
@@ -129,10 +132,10 @@ def _drawn(host: Host, caps: Caps, active: int) -> list[tuple[Gpus, int, int]]:
     gained = [caps(entry) - entry.idles_at(caps(entry)) for entry in host.gpus]
     order = sorted(range(len(host.gpus)), key=lambda i: -gained[i])
     for i in order:
-        busy = min(host.gpus[i].count, left)
+        busy = min(host.gpus[i].number, left)
         left -= busy
         split[i] = busy
-    return [(entry, split[i], entry.count - split[i]) for i, entry in enumerate(host.gpus)]
+    return [(entry, split[i], entry.number - split[i]) for i, entry in enumerate(host.gpus)]
 
 
 def host_watts(host: Host, caps: Caps, active: int | None = None) -> float:
@@ -259,36 +262,39 @@ def _next_line(caps: Caps | None, hosts: list[Host], usable_w: float) -> str:
     lowest = lowest_per_model(cap_table(hosts, caps))
     listed = ", ".join(f"{watts(cap)} W for {model}" for model, cap in sorted(lowest.items()))
     total = watts(_sum_w(hosts, caps))
-    return f"next: move a host to another feed, or accept lower caps (power_cap_w in rack_gpus): {listed} would make {total} W"
+    step = "next: move a host to another feed, or accept lower caps (power_cap_w in rack_gpus)"
+    return f"{step}: {listed} would make {total} W"
 
 
 # --- the plan ------------------------------------------------------------------------------------
 
 
-def _rack_key(facts: dict[str, Any]) -> tuple[str, str]:
+def _rack_key(facts: Mapping[str, Any]) -> tuple[str, str]:
     return str(facts.get("rack_site") or ""), str(facts.get("rack_name") or "")
 
 
-def _feed(names: list[str], members: list[dict[str, Any]]) -> dict[str, float]:
+def _feed(names: list[str], members: list[Mapping[str, Any]]) -> dict[str, float]:
     """The rack's feed, on which all its hosts must agree."""
     feeds = []
-    for name, facts in zip(names, members):
-        limit = _number(name, facts, "rack_feed_limit_w", 1, 1000000)
-        margin = _number(name, facts, "rack_feed_margin_percent", 0, 99)
-        derating = _number(name, facts, "rack_feed_derating", 0.01, 1)
+    for name, facts in zip(names, members, strict=True):
+        limit = _number(name, facts, "rack_feed_limit_w", (1, 1000000))
+        margin = _number(name, facts, "rack_feed_margin_percent", (0, 99))
+        derating = _number(name, facts, "rack_feed_derating", (0.01, 1))
         feeds.append({"limit_w": limit, "margin": margin, "derating": derating})
-    for name, feed in zip(names, feeds):
+    for name, feed in zip(names, feeds, strict=True):
         if feed != feeds[0]:
-            raise BadFact(f"{name} and {names[0]} are in one rack but differ in its feed: {feed} and {feeds[0]}")
+            raise BadFactError(f"{name} and {names[0]} are in one rack but differ in its feed: {feed} and {feeds[0]}")
     return feeds[0]
 
 
-def _plan_rack(key: tuple[str, str], members: list[dict[str, Any]]) -> dict[str, Any]:
+def _plan_rack(key: tuple[str, str], members: list[Mapping[str, Any]]) -> dict[str, Any]:
     site, rack = key
     label = f"rack {rack or '(no name)'}" + (f" at {site}" if site else "")
     names = [str(facts.get("host") or "?") for facts in members]
     plan: dict[str, Any] = {"rack": rack, "site": site, "hosts": names, "errors": [], "fits": False, "lines": []}
-    plan.update(feed_limit_w=None, usable_w=None, sum_w=None, spare_w=None, failover_w=None, host_w={}, cap_w={}, host_cap_w={})
+    plan.update(
+        feed_limit_w=None, usable_w=None, sum_w=None, spare_w=None, failover_w=None, host_w={}, cap_w={}, host_cap_w={}
+    )
     if not rack:
         plan["errors"] = [f"{name}: rack_name is not set; it needs the name of the rack" for name in names]
         return plan
@@ -296,11 +302,11 @@ def _plan_rack(key: tuple[str, str], members: list[dict[str, Any]]) -> dict[str,
     for facts in members:
         try:
             hosts.append(_host(facts))
-        except BadFact as error:
+        except BadFactError as error:
             plan["errors"].append(str(error))
     try:
         feed = _feed(names, members)
-    except BadFact as error:
+    except BadFactError as error:
         plan["errors"].append(str(error))
     if plan["errors"]:
         plan["lines"] = [f"{label}: its power cannot be planned", *plan["errors"]]
@@ -351,9 +357,9 @@ def rack_power_plan(hosts: Any) -> dict[str, Any]:
     these per model; ``fits`` judges the caps that
     the operator asked for: those given, or the maximum, or the plan's own where power_cap_w is "auto".
     """
-    members: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    members: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for facts in hosts or []:
-        if not isinstance(facts, dict):
+        if not isinstance(facts, Mapping):
             raise TypeError(f"rack_power_plan: {facts!r} where a dictionary of a host's rack facts belongs")
         members.setdefault(_rack_key(facts), []).append(facts)
     racks = [_plan_rack(key, members[key]) for key in sorted(members)]
@@ -362,7 +368,7 @@ def rack_power_plan(hosts: Any) -> dict[str, Any]:
 
 
 def rack_hosts(facts: Any, hosts: Any) -> list[dict[str, Any]]:
-    """The list that ``rack_power_plan`` takes, from host -> facts (``inventory_facts``) and the hosts that draw power."""
+    """The list that ``rack_power_plan`` takes: of host -> facts (``inventory_facts``), those hosts that draw power."""
     return [{**facts.get(host, {}), "host": str(host)} for host in hosts or []]
 
 

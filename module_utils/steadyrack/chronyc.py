@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import ipaddress
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from . import verdict
 from .errors import DeadlineError, ToolError
@@ -52,7 +52,7 @@ _STATES = {
 }
 
 
-class DaemonDown(ToolError):
+class DaemonDownError(ToolError):
     """chronyd does not answer: not running, not installed, or another network namespace."""
 
 
@@ -80,12 +80,12 @@ class Tracking(NamedTuple):
         return self.refid not in (UNSYNCED_REFID, LOCAL_REFID) and self.leap != "Not synchronised"
 
     @property
-    def offset_s(self) -> Optional[float]:
+    def offset_s(self) -> float | None:
         """How far the system clock is from NTP time, + = ahead; None when there is nothing to be apart from."""
         return -self.system_time_s if self.followed else None
 
     @property
-    def bound_s(self) -> Optional[float]:
+    def bound_s(self) -> float | None:
         """The most the clock can be wrong (chronyc's manual): |offset| + dispersion + delay / 2. None as offset_s."""
         if not self.followed:
             return None
@@ -101,10 +101,10 @@ class Source(NamedTuple):
     stratum: int
     poll: int  # log2 s
     reach: int  # 8 bits, one per poll; printed in octal
-    last_rx_s: Optional[int]  # None: never
-    offset_s: Optional[float]  # adjusted; + = local clock ahead; None when nothing was ever received
-    measured_s: Optional[float]
-    margin_s: Optional[float]  # the source's root distance
+    last_rx_s: int | None  # None: never
+    offset_s: float | None  # adjusted; + = local clock ahead; None when nothing was ever received
+    measured_s: float | None
+    margin_s: float | None  # the source's root distance
 
     @property
     def reachable(self) -> bool:
@@ -141,16 +141,16 @@ class Activity(NamedTuple):
 def parse_tracking(text: str) -> Tracking:
     """The one line of ``chronyc -c tracking``."""
     row = _only(_rows(text, 14, "tracking"), "tracking")
-    number = [_number(value, "tracking") for value in row[3:13]]
-    return Tracking(row[0].upper(), row[1], _integer(row[2], "tracking"), *number, row[13])
+    numbers = [_number(value, "tracking") for value in row[3:13]]
+    return Tracking._make([row[0].upper(), row[1], _integer(row[2], "tracking"), *numbers, row[13]])
 
 
-def parse_sources(text: str) -> List[Source]:
+def parse_sources(text: str) -> list[Source]:
     """All lines of ``chronyc -c sources``; an empty text is no sources."""
     return [_source(row) for row in _rows(text, 10, "sources")]
 
 
-def parse_sourcestats(text: str) -> List[SourceStats]:
+def parse_sourcestats(text: str) -> list[SourceStats]:
     """All lines of ``chronyc -c sourcestats``."""
     return [
         SourceStats(
@@ -172,7 +172,7 @@ def _source(row: Sequence[str]) -> Source:
     if row[0] not in _MODES or row[1] not in _STATES:
         raise _unreadable("sources", f"mode {row[0]!r}, state {row[1]!r}")
     last_rx = None if row[6] in ("-", str(NEVER)) else _integer(row[6], "sources")
-    measured: List[Optional[float]] = [_number(value, "sources") for value in row[7:10]]
+    measured: list[float | None] = [_number(value, "sources") for value in row[7:10]]
     if last_rx is None:
         # chronyc prints zeros where nothing was ever measured: zero would read as perfect.
         measured = [None, None, None]
@@ -184,7 +184,7 @@ def _source(row: Sequence[str]) -> Source:
     return Source(_MODES[row[0]], _STATES[row[1]], row[2], stratum, poll, reach, last_rx, *measured)
 
 
-def _rows(text: str, least: int, report: str) -> List[List[str]]:
+def _rows(text: str, least: int, report: str) -> list[list[str]]:
     """Lines as columns; fewer than ``least`` columns is not this report."""
     rows = [row for row in csv.reader(text.splitlines()) if row]
     for row in rows:
@@ -193,7 +193,7 @@ def _rows(text: str, least: int, report: str) -> List[List[str]]:
     return rows
 
 
-def _only(rows: List[List[str]], report: str) -> List[str]:
+def _only(rows: list[list[str]], report: str) -> list[str]:
     if len(rows) != 1:
         raise _unreadable(report, f"{len(rows)} lines")
     return rows[0]
@@ -223,7 +223,7 @@ def _unreadable(report: str, seen: str) -> ToolError:
 
 
 def ask(report: str, runner: Callable[..., Completed] = run) -> str:
-    """What ``chronyc -c REPORT`` prints; DaemonDown when there is no daemon behind it.
+    """What ``chronyc -c REPORT`` prints; DaemonDownError when there is no daemon behind it.
 
     ``-N`` prints each source by the name it was configured with, not by the address it resolved to.
     """
@@ -232,21 +232,23 @@ def ask(report: str, runner: Callable[..., Completed] = run) -> str:
     try:
         done = runner(argv, CHRONYC_TIMEOUT_S)
     except DeadlineError as error:
-        raise DaemonDown("chronyd", error.seen, "an answer", look_at) from error
+        raise DaemonDownError("chronyd", error.seen, "an answer", look_at) from error
     if done.missing:
-        raise DaemonDown("chronyd", "chronyc is not installed", "chrony installed and running", "run the role time_sync")
+        raise DaemonDownError(
+            "chronyd", "chronyc is not installed", "chrony installed and running", "run the role time_sync"
+        )
     # The 5xx replies come on stdout with exit status 1: "506 Cannot talk to daemon".
     if done.rc != 0:
-        raise DaemonDown("chronyd", done.out.strip() or done.said, "a running chronyd", look_at)
+        raise DaemonDownError("chronyd", done.out.strip() or done.said, "a running chronyd", look_at)
     return done.out
 
 
 class Clock(NamedTuple):
     """Everything asked in one look. ``error`` says why the rest is empty."""
 
-    tracking: Optional[Tracking]
-    sources: List[Source]
-    error: Optional[str] = None
+    tracking: Tracking | None
+    sources: list[Source]
+    error: str | None = None
     down: bool = False
 
 
@@ -254,7 +256,7 @@ def look(runner: Callable[..., Completed] = run) -> Clock:
     """Tracking and sources of the running daemon; what cannot be read is said, never guessed."""
     try:
         return Clock(parse_tracking(ask("tracking", runner)), parse_sources(ask("sources", runner)))
-    except DaemonDown as error:
+    except DaemonDownError as error:
         return Clock(None, [], str(error.seen), down=True)
     except ToolError as error:
         return Clock(None, [], error.sentence())
@@ -263,8 +265,8 @@ def look(runner: Callable[..., Completed] = run) -> Clock:
 # --- verdicts ----------------------------------------------------------------------------------
 
 
-def state_of(clock: Clock, now: Optional[float] = None) -> str:
-    """One word for the clock, the worst that is true: down, unreadable, unsynchronised, islanded, stale, synchronised."""
+def state_of(clock: Clock, now: float | None = None) -> str:
+    """The worst word that is true: down, unreadable, unsynchronised, islanded, stale; else synchronised."""
     if clock.down:
         return DOWN
     tracking = clock.tracking
@@ -291,11 +293,12 @@ def assess(
     clock: Clock,
     subject: str,
     mode: str,
-    expected_sources: Optional[Iterable[str]],
+    expected_sources: Iterable[str] | None,
+    *,
     alarm_ms: float,
-    warn_ms: Optional[float] = None,
-    now: Optional[float] = None,
-) -> List[Dict[str, Any]]:
+    warn_ms: float | None = None,
+    now: float | None = None,
+) -> list[dict[str, Any]]:
     """The rows time.synchronised, time.sources and time.offset of one host, in that order.
 
     Whether the clock follows anything comes first: an unsynchronised daemon shows an offset of zero.
@@ -308,7 +311,7 @@ def assess(
     return rows
 
 
-def _synchronised_row(clock: Clock, subject: str, mode: str, state: str) -> Dict[str, Any]:
+def _synchronised_row(clock: Clock, subject: str, mode: str, state: str) -> dict[str, Any]:
     tracking = clock.tracking
     row = {
         "expected": SYNCHRONISED,
@@ -324,7 +327,7 @@ def _synchronised_row(clock: Clock, subject: str, mode: str, state: str) -> Dict
     return verdict.check_row("time.synchronised", subject, verdict.FAIL, reason=reason, hint=hint, **row)
 
 
-def _why_not(clock: Clock, mode: str, state: str) -> List[str]:
+def _why_not(clock: Clock, mode: str, state: str) -> list[str]:
     """Reason and hint for each state that fails."""
     if state == DOWN:
         return [f"the time daemon is unreachable: {clock.error}", "systemctl status chrony; journalctl -u chrony"]
@@ -346,8 +349,8 @@ def _why_not(clock: Clock, mode: str, state: str) -> List[str]:
     return ["no source is selected yet", "chronyc waitsync 30; chronyc selectdata"]
 
 
-def _offset_row(clock: Clock, subject: str, state: str, alarm_ms: float, warn_ms: Optional[float]) -> Dict[str, Any]:
-    row = {"expected": alarm_ms, "unit": "ms", "source": "chronyc tracking"}
+def _offset_row(clock: Clock, subject: str, state: str, alarm_ms: float, warn_ms: float | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"expected": alarm_ms, "unit": "ms", "source": "chronyc tracking"}
     bound_s = None if clock.tracking is None else clock.tracking.bound_s
     if state != SYNCHRONISED or bound_s is None:
         # Not zero: there is nothing this clock could be apart from.
@@ -367,7 +370,7 @@ def _offset_row(clock: Clock, subject: str, state: str, alarm_ms: float, warn_ms
     return verdict.check_row("time.offset", subject, verdict.PASS, state="ok", **row)
 
 
-def source_rows(clock: Clock, subject: str, expected: Optional[Iterable[str]]) -> List[Dict[str, Any]]:
+def source_rows(clock: Clock, subject: str, expected: Iterable[str] | None) -> list[dict[str, Any]]:
     """time.sources: one row per source, configured or found. The two lists must be equal.
 
     Reference clocks are listed and not compared: their id is text, not an address.
@@ -388,7 +391,7 @@ def source_rows(clock: Clock, subject: str, expected: Optional[Iterable[str]]) -
     return rows or [_none_row(subject)]
 
 
-def _source_row(source: Source, wanted: bool, usable: bool) -> Dict[str, Any]:
+def _source_row(source: Source, wanted: bool, usable: bool) -> dict[str, Any]:
     row = {
         "expected": "configured" if wanted else "absent",
         "measured": source.state,
@@ -413,22 +416,22 @@ def _source_row(source: Source, wanted: bool, usable: bool) -> Dict[str, Any]:
     )  # fmt: skip
 
 
-def _missing_row(name: str) -> Dict[str, Any]:
+def _missing_row(name: str) -> dict[str, Any]:
     return verdict.check_row(
         "time.sources", name, verdict.FAIL, state="missing", expected="configured", measured="absent",
-        source="chronyc sources", reason="configured, but the daemon does not have it (name not resolved, or not loaded)",
+        source="chronyc sources", reason="configured, but the daemon does not have it: not resolved, or not loaded",
         hint="does the name resolve on this host? then: chronyc reload sources",
     )  # fmt: skip
 
 
-def _refclock_row(source: Source) -> Dict[str, Any]:
+def _refclock_row(source: Source) -> dict[str, Any]:
     return verdict.check_row(
         "time.sources", source.name, verdict.NOT_JUDGED, state="refclock", source="chronyc sources",
         reason="a reference clock, not a server: not compared with the configured servers",
     )  # fmt: skip
 
 
-def _none_row(subject: str) -> Dict[str, Any]:
+def _none_row(subject: str) -> dict[str, Any]:
     return verdict.check_row(
         "time.sources", subject, verdict.FAIL, state="missing", reason="no sources, and none expected",
         hint="name at least one source in the role time_sync",

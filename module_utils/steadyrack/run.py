@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Sequence
 
 from .errors import DeadlineError, ToolError
 
@@ -27,7 +27,7 @@ SHOWN_CHARACTERS = 600
 class Completed(NamedTuple):
     """What a program said. ``missing`` means it does not exist; ``rc`` is then 127, as a shell has it."""
 
-    argv: List[str]
+    argv: list[str]
     rc: int
     out: str
     err: str
@@ -40,7 +40,7 @@ class Completed(NamedTuple):
         return text if len(text) <= SHOWN_CHARACTERS else "… " + text[-SHOWN_CHARACTERS:]
 
 
-def environment() -> Dict[str, str]:
+def environment() -> dict[str, str]:
     """The caller's environment with the C locale, so that output is matched in one language, and full PATH."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("LC_")}
     known = [entry for entry in env.get("PATH", "").split(os.pathsep) if entry]
@@ -49,7 +49,7 @@ def environment() -> Dict[str, str]:
     return env
 
 
-def run(argv: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S, stdin: Optional[str] = None) -> Completed:
+def run(argv: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S, stdin: str | None = None) -> Completed:
     """Run ``argv`` to its end. A missing program is an answer; one that passes the deadline is DeadlineError.
 
     The program gets its own process group, so that a deadline ends its children too. Undecodable

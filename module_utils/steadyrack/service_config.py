@@ -16,7 +16,7 @@ import re
 import shlex
 import stat
 import tempfile
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from . import units, verdict
 from .errors import AccessError, InputError, NotAppliedError, StateFileError, ToolError
@@ -44,33 +44,33 @@ UNIT_TIMEOUT_S = 90.0
 
 class FileWish(NamedTuple):
     path: str
-    content: Optional[bytes]  # None: absent, or compared by digest only
-    sha256: Optional[str]
+    content: bytes | None  # None: absent, or compared by digest only
+    sha256: str | None
     mode: int
-    owner: Optional[str]
-    group: Optional[str]
+    owner: str | None
+    group: str | None
     absent: bool
     on_change: str
-    validate: Optional[str]
+    validate: str | None
     secret: bool
 
 
 class DirectoryWish(NamedTuple):
     path: str
     mode: int
-    owner: Optional[str]
-    group: Optional[str]
-    purge: Tuple[str, ...]  # patterns of file names that may only be ours
+    owner: str | None
+    group: str | None
+    purge: tuple[str, ...]  # patterns of file names that may only be ours
     on_change: str
 
 
 class UnitWish(NamedTuple):
     name: str
-    enabled: Optional[bool]
-    state: Optional[str]
-    masked: Optional[bool]
+    enabled: bool | None
+    state: str | None
+    masked: bool | None
     restart: bool
-    reload_command: Tuple[str, ...]
+    reload_command: tuple[str, ...]
 
     @property
     def started(self) -> bool:
@@ -78,13 +78,13 @@ class UnitWish(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    packages: List[str]
-    directories: List[DirectoryWish]
-    files: List[FileWish]
-    units: List[UnitWish]
+    packages: list[str]
+    directories: list[DirectoryWish]
+    files: list[FileWish]
+    units: list[UnitWish]
 
 
-def wishes(params: Dict[str, Any]) -> Wishes:
+def wishes(params: dict[str, Any]) -> Wishes:
     """The module's parameters as wishes; contradictions and bad values are InputError, before anything is read."""
     wish = Wishes(
         list(params.get("packages") or []),
@@ -103,7 +103,7 @@ def _refuse_twice(kind: str, names: Sequence[str]) -> None:
             raise InputError(f"{kind} {name}", "named twice", "named once", "merge the two entries")
 
 
-def _file_wish(entry: Dict[str, Any]) -> FileWish:
+def _file_wish(entry: dict[str, Any]) -> FileWish:
     path = _absolute(entry["path"])
     absent = entry.get("state") == "absent"
     content, digest = entry.get("content"), entry.get("sha256")
@@ -131,7 +131,7 @@ def _file_wish(entry: Dict[str, Any]) -> FileWish:
     )
 
 
-def _directory_wish(entry: Dict[str, Any]) -> DirectoryWish:
+def _directory_wish(entry: dict[str, Any]) -> DirectoryWish:
     path = _absolute(entry["path"])
     return DirectoryWish(
         path,
@@ -143,7 +143,7 @@ def _directory_wish(entry: Dict[str, Any]) -> DirectoryWish:
     )
 
 
-def _unit_wish(entry: Dict[str, Any]) -> UnitWish:
+def _unit_wish(entry: dict[str, Any]) -> UnitWish:
     name, state, masked = units.full_name(entry["name"]), entry.get("state"), entry.get("masked")
     if state == ABSENT_OK_MASKED:
         state, masked = STOPPED, True
@@ -172,7 +172,7 @@ def _mode(path: str, text: str) -> int:
 # --- packages ------------------------------------------------------------------------------------
 
 
-def missing_packages(names: Sequence[str], runner: Runner = run) -> List[str]:
+def missing_packages(names: Sequence[str], runner: Runner = run) -> list[str]:
     """Those of ``names`` that dpkg does not have installed, in the order given.
 
     dpkg's status has three words: want, error, state. ``hold ok installed`` is installed; ``deinstall
@@ -201,7 +201,7 @@ class Seen(NamedTuple):
     """What stands at a path: absent, file, directory, link or other."""
 
     kind: str
-    content: Optional[bytes] = None
+    content: bytes | None = None
     mode: int = 0
     uid: int = -1
     gid: int = -1
@@ -227,7 +227,7 @@ class FilePlan(NamedTuple):
 
     wish: Any  # FileWish or DirectoryWish
     seen: Seen
-    what: Tuple[str, ...]  # of: content, mode, owner, absent, new
+    what: tuple[str, ...]  # of: content, mode, owner, absent, new
 
     @property
     def action(self) -> str:
@@ -235,7 +235,7 @@ class FilePlan(NamedTuple):
         return self.wish.on_change if set(self.what) & {"content", "absent", "new"} else NONE
 
 
-def plan_file(wish: FileWish, lenient: bool = False) -> Optional[FilePlan]:
+def plan_file(wish: FileWish, lenient: bool = False) -> FilePlan | None:
     """None when the file is as wanted. ``lenient`` (check mode): owners may not exist yet."""
     seen = look_at(wish.path)
     if seen.kind in ("directory", "other"):
@@ -250,7 +250,7 @@ def plan_file(wish: FileWish, lenient: bool = False) -> Optional[FilePlan]:
     return FilePlan(wish, seen, tuple(what)) if what else None
 
 
-def plan_directory(wish: DirectoryWish, lenient: bool = False) -> Optional[FilePlan]:
+def plan_directory(wish: DirectoryWish, lenient: bool = False) -> FilePlan | None:
     """None when the directory is as wanted."""
     seen = look_at(wish.path)
     if seen.kind == "link" and os.path.isdir(wish.path):
@@ -264,20 +264,20 @@ def plan_directory(wish: DirectoryWish, lenient: bool = False) -> Optional[FileP
     return FilePlan(wish, seen, tuple(what)) if what else None
 
 
-def _metadata(wish: Any, seen: Seen, lenient: bool) -> List[str]:
+def _metadata(wish: Any, seen: Seen, lenient: bool) -> list[str]:
     what = [] if seen.mode == wish.mode else ["mode"]
     try:
         uid, gid = owner_id(wish.owner), group_id(wish.group)
     except InputError:
         if not lenient:
             raise
-        return what + ["owner"]  # the package that brings the user is still to come
+        return [*what, "owner"]  # the package that brings the user is still to come
     if uid not in (-1, seen.uid) or gid not in (-1, seen.gid):
         what.append("owner")
     return what
 
 
-def strangers(directory: DirectoryWish, ours: Sequence[str]) -> List[FileWish]:
+def strangers(directory: DirectoryWish, ours: Sequence[str]) -> list[FileWish]:
     """Files in a directory that match its purge patterns and are not ours, as wishes for their absence."""
     if not directory.purge:
         return []
@@ -300,7 +300,7 @@ def strangers(directory: DirectoryWish, ours: Sequence[str]) -> List[FileWish]:
 # --- markers of unfinished work --------------------------------------------------------------------
 
 
-def pending_action(unit: str, directory: str) -> Optional[str]:
+def pending_action(unit: str, directory: str) -> str | None:
     """What an interrupted run still owes to a unit. A marker that cannot be read asks for a restart."""
     path = os.path.join(directory, unit)
     try:
@@ -325,7 +325,7 @@ def clear_pending(unit: str, directory: str) -> None:
         os.unlink(os.path.join(directory, unit))
 
 
-def stronger(*actions: Optional[str]) -> Optional[str]:
+def stronger(*actions: str | None) -> str | None:
     """restart before reload before nothing."""
     return next((action for action in ACTIONS if action in actions), None)
 
@@ -338,10 +338,10 @@ class UnitPlan(NamedTuple):
 
     wish: UnitWish
     seen: UnitState
-    verbs: Tuple[str, ...]  # of: unmask, stop, disable, mask, enable, start, restart, reload
+    verbs: tuple[str, ...]  # of: unmask, stop, disable, mask, enable, start, restart, reload
 
 
-def plan_unit(wish: UnitWish, seen: UnitState, action: Optional[str], lenient: bool) -> UnitPlan:
+def plan_unit(wish: UnitWish, seen: UnitState, action: str | None, lenient: bool) -> UnitPlan:
     """The verbs that bring one unit to its wish. Pure.
 
     ``action`` is what changed files or an earlier, interrupted run ask of it. ``lenient`` (check mode,
@@ -372,7 +372,7 @@ def plan_unit(wish: UnitWish, seen: UnitState, action: Optional[str], lenient: b
     return UnitPlan(wish, seen, tuple(verbs))
 
 
-def _running_verbs(wish: UnitWish, seen: UnitState, action: Optional[str]) -> List[str]:
+def _running_verbs(wish: UnitWish, seen: UnitState, action: str | None) -> list[str]:
     if not (seen.up or seen.active == "activating"):
         return ["start"]
     if action == RELOAD and wish.reload_command:
@@ -380,7 +380,7 @@ def _running_verbs(wish: UnitWish, seen: UnitState, action: Optional[str]) -> Li
     return ["restart"] if action else []
 
 
-def asked_of(wish: UnitWish, actions: Sequence[str]) -> Optional[str]:
+def asked_of(wish: UnitWish, actions: Sequence[str]) -> str | None:
     """What this run's changed files ask of a unit. Units that are not to run, or not to be restarted, ask nothing."""
     if not wish.started:
         return None
@@ -396,12 +396,12 @@ def asked_of(wish: UnitWish, actions: Sequence[str]) -> Optional[str]:
 class Plan(NamedTuple):
     """Everything that differs, before anything is touched."""
 
-    packages_missing: List[str]
-    content_needed: List[str]
-    directories: List[FilePlan]
-    files: List[FilePlan]
-    units: List[UnitPlan]
-    owed: Dict[str, str]  # unit -> restart or reload, this run's and an interrupted one's
+    packages_missing: list[str]
+    content_needed: list[str]
+    directories: list[FilePlan]
+    files: list[FilePlan]
+    units: list[UnitPlan]
+    owed: dict[str, str]  # unit -> restart or reload, this run's and an interrupted one's
     daemon_reload: bool
 
     @property
@@ -415,7 +415,7 @@ class Plan(NamedTuple):
         )
 
 
-def expected_verbs(plan: UnitPlan) -> Tuple[str, ...]:
+def expected_verbs(plan: UnitPlan) -> tuple[str, ...]:
     """The verbs that will change something: starting a unit that its own condition keeps down changes nothing."""
     return tuple(verb for verb in plan.verbs if verb != "start" or not plan.seen.skipped)
 
@@ -447,7 +447,7 @@ def compare(wish: Wishes, check_mode: bool, pending_directory: str, runner: Runn
     return Plan(missing, needed, directories, files, plans, owed, stale)
 
 
-def content_needed(wish: Wishes, lenient: bool) -> List[str]:
+def content_needed(wish: Wishes, lenient: bool) -> list[str]:
     """Paths of files that were given by digest alone and differ: the caller has to send their content."""
     plans = [plan_file(entry, lenient) for entry in wish.files if entry.content is None and not entry.absent]
     return [plan.wish.path for plan in plans if plan and _lacks_content(plan)]
@@ -465,7 +465,7 @@ def _require_parents(files: Sequence[FilePlan], directories: Sequence[FilePlan])
             raise InputError(plan.wish.path, f"no directory {parent}", "the directory", "add it to directories")
 
 
-def _real(wish: UnitWish, seen: Dict[str, UnitState], all_wishes: Wishes) -> UnitState:
+def _real(wish: UnitWish, seen: dict[str, UnitState], all_wishes: Wishes) -> UnitState:
     """The unit behind a name. Putting an alias out of action would put its real unit out of action too."""
     state = seen[wish.name]
     if state.id != wish.name and (wish.masked or wish.state == STOPPED):
@@ -479,16 +479,16 @@ def _real(wish: UnitWish, seen: Dict[str, UnitState], all_wishes: Wishes) -> Uni
 
 
 def apply(
-    params: Dict[str, Any],
+    params: dict[str, Any],
     check_mode: bool = False,
     pending_directory: str = PENDING_DIRECTORY,
     runner: Runner = run,
     timeout_s: float = UNIT_TIMEOUT_S,
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Compare and, unless in check mode, put right. The result is what the module returns."""
     wish = wishes(params)
     plan = compare(wish, check_mode, pending_directory, runner)
-    result: Dict[str, Any] = {
+    result: dict[str, Any] = {
         "changed": False,
         "diff": [],
         "packages_missing": plan.packages_missing,
@@ -513,7 +513,7 @@ def apply(
     return result
 
 
-def _carry_out(plan: Plan, pending_directory: str, runner: Runner) -> List[str]:
+def _carry_out(plan: Plan, pending_directory: str, runner: Runner) -> list[str]:
     """Directories, markers, files, in this order; returns the paths whose validator is not installed."""
     for entry in plan.directories:
         _make_directory(entry)
@@ -558,7 +558,7 @@ def _put_file(plan: FilePlan) -> None:
 
 
 def _valid(plan: FilePlan, runner: Runner) -> bool:
-    """Show the new content to its validator, in a hidden file beside the old one (that is where a confined daemon may read).
+    """Show the new content to its validator, in a hidden file beside the old one: there a confined daemon may read.
 
     False when the validator is not installed; a refusal is an error and nothing has been replaced.
     """
@@ -567,7 +567,9 @@ def _valid(plan: FilePlan, runner: Runner) -> bool:
         return True
     directory = os.path.dirname(wish.path)
     with _explained(wish.path):
-        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{os.path.basename(wish.path)}.", suffix=".tmp")
+        descriptor, temporary = tempfile.mkstemp(
+            dir=directory, prefix=f".{os.path.basename(wish.path)}.", suffix=".tmp"
+        )
     try:
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(wish.content)
@@ -580,7 +582,10 @@ def _valid(plan: FilePlan, runner: Runner) -> bool:
     if done.rc != 0:
         said = "(hidden)" if wish.secret else done.said.replace(temporary, wish.path)
         raise InputError(
-            wish.path, f"refused by {argv[0]}: {said}", "a file it accepts", "correct the role's inputs; no file was replaced"
+            wish.path,
+            f"refused by {argv[0]}: {said}",
+            "a file it accepts",
+            "correct the role's inputs; no file was replaced",
         )
     return True
 
@@ -598,7 +603,7 @@ def _explained(path: str) -> Iterator[None]:
 
 def _units_to_wish(
     plan: Plan, pending_directory: str, runner: Runner, timeout_s: float
-) -> Tuple[List[UnitPlan], Dict[str, UnitState]]:
+) -> tuple[list[UnitPlan], dict[str, UnitState]]:
     """Carry out the verbs, wait until the units stand, and read them back."""
     names = [entry.wish.name for entry in plan.units]
     if not names and not plan.daemon_reload:
@@ -607,7 +612,9 @@ def _units_to_wish(
         _systemctl(["daemon-reload"], [], runner, timeout_s)
     for verb in ("unmask", "stop", "disable", "mask", "enable"):
         # By the real name: systemd refuses to mask an alias.
-        chosen = [entry.seen.id if entry.seen.exists else entry.wish.name for entry in plan.units if verb in entry.verbs]
+        chosen = [
+            entry.seen.id if entry.seen.exists else entry.wish.name for entry in plan.units if verb in entry.verbs
+        ]
         if chosen:
             _systemctl([verb], sorted(set(chosen)), runner, timeout_s)
     for entry in plan.units:
@@ -649,7 +656,10 @@ def _reload(wish: UnitWish, runner: Runner) -> None:
     done = runner(list(wish.reload_command), VALIDATE_TIMEOUT_S)
     if done.rc != 0:
         raise ToolError(
-            " ".join(wish.reload_command), f"exit status {done.rc}: {done.said}", "success", f"systemctl status {wish.name}"
+            " ".join(wish.reload_command),
+            f"exit status {done.rc}: {done.said}",
+            "success",
+            f"systemctl status {wish.name}",
         )
 
 
@@ -670,7 +680,7 @@ def _read_back(wish: UnitWish, state: UnitState, runner: Runner) -> None:
 # --- what is told ------------------------------------------------------------------------------------
 
 
-def unit_report(state: UnitState, verbs: Sequence[str]) -> Dict[str, Any]:
+def unit_report(state: UnitState, verbs: Sequence[str]) -> dict[str, Any]:
     """One unit as the module returns it."""
     return {
         "name": state.name if state.name.endswith(units.SUFFIXES) else units.full_name(state.name),
@@ -685,8 +695,8 @@ def unit_report(state: UnitState, verbs: Sequence[str]) -> Dict[str, Any]:
 
 
 def unit_rows(
-    plans: Sequence[UnitPlan], after: Dict[str, UnitState], check_mode: bool, runner: Runner = run
-) -> List[Dict[str, Any]]:
+    plans: Sequence[UnitPlan], after: dict[str, UnitState], check_mode: bool, runner: Runner = run
+) -> list[dict[str, Any]]:
     """One row service.unit for each unit that is to run."""
     rows = []
     for plan in plans:
@@ -695,8 +705,13 @@ def unit_rows(
     return rows
 
 
-def _unit_row(plan: UnitPlan, state: UnitState, check_mode: bool, runner: Runner) -> Dict[str, Any]:
-    row = {"expected": "running", "measured": units.first_word(state), "source": "systemctl show", "state": state.active}
+def _unit_row(plan: UnitPlan, state: UnitState, check_mode: bool, runner: Runner) -> dict[str, Any]:
+    row = {
+        "expected": "running",
+        "measured": units.first_word(state),
+        "source": "systemctl show",
+        "state": state.active,
+    }
     if state.skipped:
         reason = units.failed_condition(plan.wish.name, runner)
         return verdict.check_row("service.unit", plan.wish.name, verdict.NOT_JUDGED, reason=reason, **row)
@@ -708,7 +723,7 @@ def _unit_row(plan: UnitPlan, state: UnitState, check_mode: bool, runner: Runner
     )
 
 
-def _actions(plan: Plan, done: Sequence[UnitPlan]) -> List[str]:
+def _actions(plan: Plan, done: Sequence[UnitPlan]) -> list[str]:
     """What was (check mode: would be) changed, one line each."""
     lines = [f"install package {name}" for name in plan.packages_missing]
     lines += [f"directory {entry.wish.path}: {', '.join(entry.what)}" for entry in plan.directories]
@@ -719,7 +734,7 @@ def _actions(plan: Plan, done: Sequence[UnitPlan]) -> List[str]:
     return lines
 
 
-def _diff(plan: Plan, done: Sequence[UnitPlan]) -> List[Dict[str, str]]:
+def _diff(plan: Plan, done: Sequence[UnitPlan]) -> list[dict[str, str]]:
     """One before/after for each thing that differs, in the form that Ansible prints."""
     diffs = []
     if plan.packages_missing:
@@ -735,7 +750,7 @@ def _diff(plan: Plan, done: Sequence[UnitPlan]) -> List[Dict[str, str]]:
     return diffs
 
 
-def _path_diff(plan: FilePlan, slash: str) -> Dict[str, str]:
+def _path_diff(plan: FilePlan, slash: str) -> dict[str, str]:
     path = plan.wish.path + slash
     before, after = f"{path} ({_describe(plan.seen)})", f"{path} ({_describe_wish(plan)})"
     if slash or not set(plan.what) & {"content", "new", "absent"}:
@@ -745,7 +760,7 @@ def _path_diff(plan: FilePlan, slash: str) -> Dict[str, str]:
     return _entry(before, after, _shown(plan.seen.content, plan.wish.secret), _shown(new, plan.wish.secret))
 
 
-def _entry(before_header: str, after_header: str, before: str, after: str) -> Dict[str, str]:
+def _entry(before_header: str, after_header: str, before: str, after: str) -> dict[str, str]:
     return {"before_header": before_header, "after_header": after_header, "before": before, "after": after}
 
 
@@ -763,8 +778,8 @@ def _describe_wish(plan: FilePlan) -> str:
     return f"{kind}, mode {wish.mode:04o}, owner {owner}:{group}"
 
 
-def _shown(content: Optional[bytes], secret: bool) -> str:
-    """Text for a diff; a secret or binary content is told by its size alone (a digest of a short secret would tell it)."""
+def _shown(content: bytes | None, secret: bool) -> str:
+    """Text for a diff; secret or binary content is told by its size alone (the digest of a short secret tells it)."""
     if content is None:
         return ""
     if secret:
@@ -775,11 +790,14 @@ def _shown(content: Optional[bytes], secret: bool) -> str:
         return f"(binary, {len(content)} bytes)\n"
 
 
-def redacted(params: Dict[str, Any]) -> Dict[str, Any]:
+def redacted(params: dict[str, Any]) -> dict[str, Any]:
     """The parameters without any file's content: what may be repeated in a result or a log."""
     clean = dict(params)
     clean["files"] = [
-        {key: value if key != "content" or value is None else f"({len(value)} characters)" for key, value in entry.items()}
+        {
+            key: value if key != "content" or value is None else f"({len(value)} characters)"
+            for key, value in entry.items()
+        }
         for entry in params.get("files") or []
     ]
     return clean

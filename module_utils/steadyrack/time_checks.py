@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple
 
 from . import chronyc, units, verdict
 from .errors import StateFileError, SteadyrackError
@@ -24,13 +24,13 @@ class TimePolicy(NamedTuple):
     """What the role time_sync wants of this node."""
 
     mode: str  # relay or client
-    sources: List[str]  # the only sources the daemon may have, as configured
+    sources: list[str] | None  # the only sources the daemon may have, as configured; None: nobody said
     alarm_ms: float  # above this the clock is called wrong
-    warn_ms: Optional[float]  # above this it is mentioned
+    warn_ms: float | None  # above this it is mentioned
     unit: str  # the daemon's unit
 
 
-def load_policy(root: str = "/") -> Optional[TimePolicy]:
+def load_policy(root: str = "/") -> TimePolicy | None:
     """The note of the role, None when there is none; malformed or of a newer version is StateFileError."""
     path = os.path.join(root, POLICY_PATH)
     value = load_json(path)
@@ -46,13 +46,14 @@ def load_policy(root: str = "/") -> Optional[TimePolicy]:
         raise StateFileError(path, f"sources {sources!r}", "a list of names or addresses", again)
     if not isinstance(unit, str) or not unit:
         raise StateFileError(path, f"unit {unit!r}", "the name of the daemon's unit", again)
-    alarm_ms, warn_ms = value.get("alarm_ms"), value.get("warn_ms")
-    if not _positive(alarm_ms) or not (warn_ms is None or _positive(warn_ms)):
-        raise StateFileError(path, f"alarm_ms {alarm_ms!r}, warn_ms {warn_ms!r}", "milliseconds above 0", again)
-    return TimePolicy(value["mode"], sources, float(alarm_ms), None if warn_ms is None else float(warn_ms), unit)
+    alarm_ms, warn_ms = _milliseconds(value.get("alarm_ms")), _milliseconds(value.get("warn_ms"))
+    if alarm_ms is None or (warn_ms is None and value.get("warn_ms") is not None):
+        seen = f"alarm_ms {value.get('alarm_ms')!r}, warn_ms {value.get('warn_ms')!r}"
+        raise StateFileError(path, seen, "milliseconds above 0", again)
+    return TimePolicy(value["mode"], sources, alarm_ms, warn_ms, unit)
 
 
-def checks(root: str = "/", runner: Callable[..., Completed] = run, now: Optional[float] = None) -> List[Dict[str, Any]]:
+def checks(root: str = "/", runner: Callable[..., Completed] = run, now: float | None = None) -> list[dict[str, Any]]:
     """The rows of this host's clock. Never raises: a note that cannot be used is a row ``unknown``."""
     subject = socket.gethostname()
     try:
@@ -70,8 +71,8 @@ def checks(root: str = "/", runner: Callable[..., Completed] = run, now: Optiona
 
 
 def judge(
-    policy: TimePolicy, subject: str, runner: Callable[..., Completed] = run, now: Optional[float] = None
-) -> List[Dict[str, Any]]:
+    policy: TimePolicy, subject: str, runner: Callable[..., Completed] = run, now: float | None = None
+) -> list[dict[str, Any]]:
     """One look at the daemon, as rows. Where systemd may not start it here, nothing is judged."""
     clock = chronyc.look(runner)
     if clock.down:
@@ -82,10 +83,12 @@ def judge(
                 verdict.check_row(name, subject, verdict.NOT_JUDGED, state="skipped", reason=reason)
                 for name in ("time.synchronised", "time.sources", "time.offset")
             ]
-    return chronyc.assess(clock, subject, policy.mode, policy.sources, policy.alarm_ms, policy.warn_ms, now)
+    return chronyc.assess(
+        clock, subject, policy.mode, policy.sources, alarm_ms=policy.alarm_ms, warn_ms=policy.warn_ms, now=now
+    )
 
 
-def unmet_condition(unit: str, runner: Callable[..., Completed] = run) -> Optional[str]:
+def unmet_condition(unit: str, runner: Callable[..., Completed] = run) -> str | None:
     """The condition for which systemd skipped the last start of ``unit``; None when it did not skip it."""
     try:
         seen = units.show_units([unit], runner)[unit]
@@ -94,5 +97,8 @@ def unmet_condition(unit: str, runner: Callable[..., Completed] = run) -> Option
         return None  # no systemd to ask: then a silent daemon is simply down
 
 
-def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+def _milliseconds(value: Any) -> float | None:
+    """A span above 0, or None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        return None
+    return float(value)

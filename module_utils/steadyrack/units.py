@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from .errors import InputError, ToolError
 from .run import Completed, run
@@ -30,7 +30,7 @@ ENABLED_WORDS = ("enabled", "static", "alias", "indirect", "generated", "transie
 MASKED_WORDS = ("masked", "masked-runtime")
 # How often a unit that is on its way is looked at, seconds.
 LOOK_S = 0.2
-# A unit of Type=simple counts as started before its program has done anything; this long after it must still run, seconds.
+# Type=simple counts as started before its program has done anything: it must still run this much later, seconds.
 SETTLE_S = 0.5
 # `systemctl show` reads what PID 1 holds in memory; a manager that needs this long hangs, seconds.
 SHOW_TIMEOUT_S = 10.0
@@ -86,7 +86,7 @@ def full_name(name: str) -> str:
     return name if name.endswith(SUFFIXES) else name + ".service"
 
 
-def show_units(names: Sequence[str], runner: Runner = run) -> Dict[str, UnitState]:
+def show_units(names: Sequence[str], runner: Runner = run) -> dict[str, UnitState]:
     """Every named unit in one call; a unit that does not exist is an answer, not an error."""
     if not names:
         return {}
@@ -104,11 +104,11 @@ def show_units(names: Sequence[str], runner: Runner = run) -> Dict[str, UnitStat
     return {name: _state(full, block) for name, full, block in zip(names, wanted, blocks)}
 
 
-def _properties(block: str) -> Dict[str, str]:
+def _properties(block: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
 
 
-def _state(name: str, properties: Dict[str, str]) -> UnitState:
+def _state(name: str, properties: dict[str, str]) -> UnitState:
     def value(key: str) -> str:
         return properties.get(key, "")
 
@@ -150,7 +150,7 @@ def why_down(name: str, runner: Runner = run) -> str:
     return done.said
 
 
-def settle(names: Sequence[str], timeout_s: float, runner: Runner = run) -> Dict[str, UnitState]:
+def settle(names: Sequence[str], timeout_s: float, runner: Runner = run) -> dict[str, UnitState]:
     """The units' states once none is on its way any more, at most ``timeout_s`` seconds from now."""
     give_up = time.monotonic() + timeout_s
     seen = show_units(names, runner)
@@ -163,12 +163,12 @@ def settle(names: Sequence[str], timeout_s: float, runner: Runner = run) -> Dict
     return seen
 
 
-def _moving(states: List[UnitState]) -> bool:
+def _moving(states: list[UnitState]) -> bool:
     """True when a unit is between two states; waiting to be restarted by systemd counts as failed, not as moving."""
     return any(unit.active in ("activating", "deactivating") and unit.sub != "auto-restart" for unit in states)
 
 
-def first_word(state: Optional[UnitState]) -> str:
+def first_word(state: UnitState | None) -> str:
     """``missing``, ``running`` or ``stopped``, on every release."""
     if state is None or not state.exists:
         return "missing"
