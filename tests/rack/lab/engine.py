@@ -104,9 +104,8 @@ def settle_runtime(image: str) -> str:
     failures = []
     for runtime in _runtimes():
         _write_conf(runtime)
-        done = run(
-            ["podman", "run", "--rm", "--network=none", image, "/bin/true"], check=False, env=podman_env(), timeout_s=60
-        )
+        words = ["podman", "run", "--rm", "--pull=never", "--network=none", image, "/bin/true"]
+        done = run(words, check=False, env=podman_env(), timeout_s=60)
         if done.returncode == 0:
             return runtime
         failures.append(f"{runtime}: {done.stderr.strip()[-300:]}")

@@ -278,7 +278,7 @@ def _host_up(rack: Rack, host: Host) -> None:
     else:
         step(f"{host.name}: creating ({host.suite}{', ' + host.gpu_profile if host.gpu_profile else ''})")
         run(["podman", "rm", "-f", "-t", "0", "-i", name], check=False, env=podman_env())
-        podman("run", "-d", "--label", f"{MADE_FROM}={wanted}", *arguments)
+        podman("run", "-d", "--pull=never", "--label", f"{MADE_FROM}={wanted}", *arguments)
     _wait_boot(rack, host)
     _wait_ssh(rack, host)
 

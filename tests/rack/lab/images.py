@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from lab import mirror
@@ -44,8 +45,8 @@ DPKG = (
     "path-exclude=/usr/share/locale/*",
     "path-exclude=/usr/share/doc/*",
 )
-BUILDER_PACKAGES = ("gcc", "libc6-dev", "libnvidia-ml-dev")
-"""libnvidia-ml-dev (non-free) carries NVIDIA's nvml.h: used to compile, never shipped."""
+BUILDER_PACKAGES = ("gcc", "libc6-dev")
+"""NVIDIA's nvml.h is taken out of Debian's non-free package by nvml/fetch-header.sh; it is never shipped."""
 PREFIX = "localhost/steadyrack"
 
 
@@ -65,20 +66,29 @@ def _tree(folder: Path) -> list[str | bytes]:
     return parts
 
 
+# Each name is computed once a process: an edit while a build runs must not make it look for another image.
+@cache
 def base_name(suite: str) -> str:
     return f"{PREFIX}-base:{suite}-{_hash([suite, *PACKAGES, *DPKG, *mirror.lines(suite)])}"
 
 
+@cache
 def native_hash() -> str:
-    return _hash(["bookworm", *BUILDER_PACKAGES, *_tree(LAB / "nvml"), *_tree(LAB / "clock")])
+    scripts = [(LAB / "nvml" / name).read_bytes() for name in ("build.sh", "fetch-header.sh")]
+    return _hash(["bookworm", *BUILDER_PACKAGES, *scripts, *_tree(LAB / "nvml" / "src"), *_tree(LAB / "clock")])
 
 
+@cache
 def node_name(suite: str) -> str:
-    return f"{PREFIX}-node:{suite}-{_hash([base_name(suite), native_hash(), *_tree(LAB / 'image')])}"
+    return (
+        f"{PREFIX}-node:{suite}-{_hash([base_name(suite), native_hash(), *_tree(LAB / 'nvml'), *_tree(LAB / 'image')])}"
+    )
 
 
+@cache
 def outside_name(suite: str) -> str:
-    return f"{PREFIX}-outside:{suite}-{_hash([node_name(suite), *_tree(LAB / 'outside')])}"
+    trees = [*_tree(LAB / "image"), *_tree(LAB / "outside"), *_tree(LAB / "clock")]
+    return f"{PREFIX}-outside:{suite}-{_hash([base_name(suite), *trees])}"
 
 
 def exists(image: str) -> bool:
@@ -136,18 +146,18 @@ def build_native(force: bool = False) -> None:
     with _workdir() as folder:
         out = folder / "out"
         out.mkdir()
+        build = (
+            "mkdir /root/out && sh /root/nvml/fetch-header.sh /root/include"
+            " && sh /root/nvml/build.sh /root/include /root/out"
+            " && gcc -Wall -Wextra -Werror -O2 -shared -fPIC -o /root/out/libbentclock.so /root/clock/bentclock.c -ldl"
+        )
         hooks = [
             f"--customize-hook=copy-in {LAB / 'nvml'} {LAB / 'clock'} /root",
-            '--customize-hook=chroot "$1" sh -ec "mkdir /root/out; sh /root/nvml/build.sh /usr/include /root/out;'
-            ' gcc -Wall -Wextra -Werror -O2 -shared -fPIC -o /root/out/libbentclock.so /root/clock/bentclock.c -ldl"',
+            f'--customize-hook=chroot "$1" sh -c "{build}"',
             f"--customize-hook=sync-out /root/out {out}",
         ]
-        _mmdebstrap(
-            "bookworm",
-            Path("/dev/null"),
-            ["--variant=apt", "--format=null", f"--include={','.join(BUILDER_PACKAGES)}", *hooks],
-            "main non-free",
-        )
+        words = ["--variant=apt", "--format=null", f"--include={','.join(BUILDER_PACKAGES)}", *hooks]
+        _mmdebstrap("bookworm", Path("/dev/null"), words)
         for name in ("libnvidia-ml.so.1", "libbentclock.so"):
             if not (out / name).exists():
                 raise RackError(f"{name} was not built", ", ".join(sorted(p.name for p in out.iterdir())))
@@ -163,31 +173,37 @@ def build_native(force: bool = False) -> None:
 def _build_node(suite: str) -> None:
     step(f"image: rack host on {suite}")
     with _workdir() as folder:
-        tree = folder / "tree"
-        tree.mkdir()
-        run(["cp", "-a", f"{LAB / 'image'}/.", tree])
-        run(["sh", LAB / "nvml" / "install.sh", tree, NVML])
-        (folder / "Containerfile").write_text(
-            f"FROM {base_name(suite)}\n"
-            "COPY tree/ /\n"
-            "RUN ldconfig && systemctl enable ssh.service steadyrack-demo-boot-id.service\n"
+        run(["cp", "-a", LAB / "image", folder / "tree"])
+        run(["sh", LAB / "nvml" / "install.sh", folder / "tree", NVML])
+        _layer(
+            node_name(suite),
+            base_name(suite),
+            folder,
+            "ldconfig && systemctl enable ssh.service steadyrack-demo-boot-id.service",
         )
-        podman("build", "--quiet", "--network=none", "--tag", node_name(suite), folder, timeout_s=600)
 
 
 def _build_outside(suite: str) -> None:
     step("image: the world outside (four upstream time servers)")
     with _workdir() as folder:
-        run(["cp", "-a", LAB / "outside", folder / "tree"])
+        run(["cp", "-a", LAB / "image", folder / "tree"])
+        run(["cp", "-a", f"{LAB / 'outside'}/.", folder / "tree"])
         shutil.copy2(NVML / "libbentclock.so", folder / "tree" / "usr" / "lib" / "upstream-clocks")
-        (folder / "Containerfile").write_text(
-            f"FROM {node_name(suite)}\n"
-            "RUN apt-get -q update && apt-get install -qy --no-install-recommends chrony && apt-get clean"
-            " && rm -rf /var/lib/apt/lists/*\n"
-            "COPY tree/ /\n"
-            "RUN systemctl mask chrony.service && systemctl enable upstream-clocks.service\n"
+        _layer(
+            outside_name(suite),
+            base_name(suite),
+            folder,
+            "apt-get -q update && apt-get install -qy --no-install-recommends chrony && apt-get clean"
+            " && rm -rf /var/lib/apt/lists/* && systemctl mask chrony.service"
+            " && systemctl enable ssh.service steadyrack-demo-boot-id.service upstream-clocks.service",
         )
-        podman("build", "--quiet", "--network=host", "--tag", outside_name(suite), folder, timeout_s=600)
+
+
+def _layer(image: str, base: str, folder: Path, command: str) -> None:
+    """`image` = `base` + the files in folder/tree + what `command` does."""
+    (folder / "Containerfile").write_text(f"FROM {base}\nCOPY tree/ /\nRUN {command}\n")
+    words = ["--quiet", "--pull=never", "--network=host", "--tag", image]
+    podman("build", *words, folder, timeout_s=600)
 
 
 def settle(suites: Iterable[str] = SUITES) -> None:
