@@ -145,6 +145,7 @@ def load_binding(path: str = BINDING_PATH) -> ModuleType | None:
     try:
         spec.loader.exec_module(module)
     except (SyntaxError, ValueError) as error:
+        del sys.modules["pynvml"]
         raise ToolError(origin, f"broken ({error})", "pynvml.py of nvidia-ml-py",
                         "run role node_agent again") from None  # fmt: skip
     return module

@@ -84,20 +84,24 @@ def do_check(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"host": socket.gethostname(), "at": verdict.utc_now(), "checks": rows}, indent=2))
     else:
-        print(table(("verdict", "check", "subject", "state", "expected", "measured", "why"), map(check_cells, rows)))
+        print(table(("verdict", "check", "subject", "state", "expected", "measured"), map(check_cells, rows)))
+        print("".join(f"\n{attention(row)}" for row in rows if needs_attention(row)))
     return verdict.exit_code(rows)
 
 
 def check_cells(row: Record) -> list[str]:
-    """One row of checks for people: failures in capitals, the reason and what to do at the end."""
+    """One row of checks for people, failures in capitals."""
     word = row["verdict"].upper() if row["verdict"] == verdict.FAIL else row["verdict"]
     if row["verdict"] == verdict.PASS and row["severity"] == verdict.WARNING:
         word = "warning"
-    quiet = row["verdict"] == verdict.PASS and row["severity"] != verdict.WARNING
-    why = "" if quiet else "; ".join(str(part) for part in (row["reason"], row["hint"]) if part)
     unit = " " + row["unit"] if row["unit"] else ""
     values = [("" if row[key] is None else f"{plain(row[key])}{unit}") for key in ("expected", "measured")]
-    return [word, row["id"], row["subject"], row["state"] or "", *values, why]
+    return [word, row["id"], row["subject"], row["state"] or "", *values]
+
+
+def needs_attention(row: Record) -> bool:
+    """Whatever is not plainly well or plainly out of scope."""
+    return row["verdict"] in (verdict.FAIL, verdict.UNKNOWN) or row["severity"] == verdict.WARNING
 
 
 # --- status ------------------------------------------------------------------------------------
@@ -177,7 +181,7 @@ def gpu_cells(
         plain(gpu["temperature_c"]),
         "?" if link is None else f"x{link}",
         {True: "on", False: "off", None: "?"}[gpu["persistence"]],
-        gpu["state"] if gpu["state"] != "ok" else gpu_verdict(gpu, rows),
+        gpu["state"].upper() if gpu["state"] != "ok" else gpu_verdict(gpu, rows),
     ]
 
 
@@ -225,7 +229,7 @@ def do_gpu_apply(options: argparse.Namespace) -> int:
         say("info", note)
     for line in gpu_apply.warnings(outcome):
         say("warning", line)
-    for row in outcome.broken():
+    for row in [] if options.check else outcome.broken():
         say("error", attention(row))
     return apply_status(outcome, options.check)
 
@@ -295,7 +299,7 @@ def plain(value: Any) -> str:
         return "?"
     if isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{round(value, 1):g}" if isinstance(value, float) else str(value)
 
 
 def table(heads: Sequence[str], rows: Any) -> str:
