@@ -1,0 +1,131 @@
+"""The agent on the node is the one of this checkout, whole, and its units do their work."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance import systemd
+from acceptance.nodes import ROOT, Node, UnsetError
+from acceptance.rows import Row, judged
+
+pytestmark = pytest.mark.groups("gpu_nodes")
+Record = Callable[[Iterable[Row]], None]
+
+PACKAGE, PROGRAMS = "/usr/lib/steadyrack/steadyrack", "/usr/lib/steadyrack"
+LAUNCHER = "/usr/bin/steadyrack"
+BOOT, VERIFY, TIMER = "steadyrack-gpu.service", "steadyrack-gpu-verify.service", "steadyrack-gpu.timer"
+
+
+def reads(node: Node) -> dict[str, Any]:
+    """What must be read from a node for these checks."""
+    return {"files": {f"{PACKAGE}/*.py": {}, f"{PROGRAMS}/*.py": {}, LAUNCHER: {}}, "units": [BOOT, VERIFY, TIMER]}
+
+
+def wanted_files() -> dict[str, str]:
+    """Path on the node → digest of the file that belongs there, from this checkout and this Python's nvidia-ml-py."""
+    files = ROOT / "roles" / "node_agent" / "files"
+    package = {f"{PACKAGE}/{path.name}": path for path in (ROOT / "module_utils" / "steadyrack").glob("*.py")}
+    sources = {**package, f"{PROGRAMS}/agent.py": files / "agent.py", LAUNCHER: files / "steadyrack"}
+    sources[f"{PROGRAMS}/pynvml.py"] = _pynvml()
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sources.items()}
+
+
+def _pynvml() -> Path:
+    found = importlib.util.find_spec("pynvml")
+    if found is None or found.origin is None:
+        raise UnsetError("this Python has no pynvml (nvidia-ml-py) to compare the node's with")
+    return Path(found.origin)
+
+
+@pytest.mark.check("agent.files")
+def test_the_agent_on_the_node_is_that_of_this_checkout(node: Node, record: Record) -> None:
+    wanted = wanted_files()
+    seen = {**node.files(f"{PACKAGE}/*.py"), **node.files(f"{PROGRAMS}/*.py"), **node.files(LAUNCHER)}
+    missing = sorted(set(wanted) - set(seen))
+    extra = sorted(set(seen) - set(wanted))
+    other = sorted(name for name in set(wanted) & set(seen) if seen[name].get("sha256") != wanted[name])
+    troubles = [
+        f"{word}: {', '.join(names)}"
+        for word, names in (("missing", missing), ("not of this version", other), ("not ours", extra))
+        if names
+    ]
+    same = len(wanted) - len(missing) - len(other)
+    hint = "run the role node_agent"
+    found = [
+        judged(
+            "agent.files",
+            PROGRAMS,
+            not troubles,
+            expected=len(wanted),
+            measured=same,
+            unit="files",
+            source="sha256",
+            reason="; ".join(troubles) or None,
+            hint=hint,
+        )
+    ]
+    found += [_runnable_row(name, seen[name], hint) for name in (LAUNCHER,) if name in seen]
+    record(found)
+
+
+def _runnable_row(name: str, file: dict[str, Any], hint: str) -> Row:
+    """The command is root's alone to change: it runs as root at boot."""
+    good = file.get("mode") == "0755" and file.get("uid") == 0
+    return judged(
+        "agent.files",
+        name,
+        good,
+        expected="0755 of uid 0",
+        measured=f"{file.get('mode')} of uid {file.get('uid')}",
+        source="stat",
+        hint=hint,
+    )
+
+
+@pytest.mark.check("agent.units")
+def test_the_agents_units_are_enabled_and_did_well(node: Node, record: Record) -> None:
+    boot, verify, timer = node.unit(BOOT), node.unit(VERIFY), node.unit(TIMER)
+    record(
+        [
+            # Not started by the role: what counts is that the next boot will run it, and that the last run did well.
+            _unit_row(BOOT, boot, systemd.enabled(boot) and _fares_well(boot), "enabled, last result success"),
+            _unit_row(VERIFY, verify, _fares_well(verify), "last result success"),
+            _unit_row(
+                TIMER,
+                timer,
+                systemd.enabled(timer)
+                and systemd.state(timer) == systemd.RUNNING
+                and timer.get("NeedDaemonReload") != "yes",
+                "enabled, active",
+            ),
+        ]
+    )
+
+
+def _fares_well(unit: dict[str, str]) -> bool:
+    """There, not masked, as on disk, made to apply caps, and not failed when it last ran."""
+    return (
+        unit.get("LoadState") == "loaded"
+        and unit.get("NeedDaemonReload") != "yes"
+        and unit.get("ActiveState") != "failed"
+        and unit.get("Result") == "success"
+        and f"argv[]={LAUNCHER} gpu apply" in unit.get("ExecStart", "")
+    )
+
+
+def _unit_row(name: str, unit: dict[str, str], good: bool, expected: str) -> Row:
+    return judged(
+        "agent.units",
+        name,
+        good,
+        expected=expected,
+        measured=systemd.told(unit),
+        state=systemd.state(unit),
+        source="systemd",
+        hint=f"systemctl status {name}; journalctl -u {name}; run the role node_agent",
+    )
