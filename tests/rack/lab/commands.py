@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from lab import demo, faults, hosts, images, setup, suite
+from lab import bench, demo, faults, hosts, images, setup, suite
 from lab.engine import require_engine
 from lab.topology import load
 
@@ -41,6 +41,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     rack_option(sub)
     faults.arguments(sub)
     suite.arguments(word("test", suite.command, "pass every test; --all adds the slow ones"))
+    sub = word("bench", bench.command, "ratios of runs to a ping of the same hosts")
+    bench.arguments(sub)
     word("setup", _setup, "install what is missing and make the virtual environment")
     word("images", lambda _: images.build_all(), "build the images that are missing")
     word("lock", lambda _: setup.lock(), "write requirements*.txt anew from requirements*.in")
