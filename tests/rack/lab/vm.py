@@ -246,6 +246,7 @@ def build_image(suite: str, gpus: bool = False) -> Path:
             run(["chroot", root, "ldconfig"])
         run(["chroot", root, "systemctl", "--quiet", "enable", "ssh.service", "systemd-networkd.service"])
         run(["chroot", root, "systemctl", "--quiet", "mask", *MASKED])
+        run(["chroot", root, "systemctl", "--quiet", "set-default", "multi-user.target"])
         (root / "root" / ".ssh").mkdir(exist_ok=True)
         (root / "root" / ".ssh").chmod(0o700)
         epoch = root / "usr" / "lib" / "clock-epoch"
@@ -412,6 +413,18 @@ def up(
     A stopped machine goes on with its disk. `clock` is what the hardware clock shows at power-on. With `owner` the
     machine ends with that process. Raises RackError, the machine stopped again, when it does not come up.
     """
+    start(machine, clock=clock, accelerator=accelerator, owner=owner)
+    _wait(machine)
+
+
+def start(
+    machine: Machine,
+    *,
+    clock: datetime.datetime | None = None,
+    accelerator: str = "auto",
+    owner: int | None = None,
+) -> None:
+    """`up` without waiting for the guest."""
     require_tools()
     folder = machine.folder
     with _lock():
@@ -440,7 +453,6 @@ def up(
                 "port": free_port(spec.get("port")), "clock": clock and f"{clock:%Y-%m-%dT%H:%M:%S}", "owner": owner,
             })  # fmt: skip
         write_ssh_files()
-    _wait(machine)
 
 
 def made_from(machine: Machine, image: str, controller_key: str) -> str:
