@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
-import ansible_runner
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "rack"))
+from running import ROOT, run_playbook
 
 from lab import faults, hosts
 from lab.topology import Rack, load
@@ -38,7 +33,9 @@ class Run:
         return [
             (e["event_data"]["task"], e["event_data"]["res"])
             for e in self.events
-            if e["event"] == "runner_on_ok" and e["event_data"]["host"] == host and e["event_data"]["res"].get("changed")
+            if e["event"] == "runner_on_ok"
+            and e["event_data"]["host"] == host
+            and e["event_data"]["res"].get("changed")
         ]
 
     def failures(self, host: str | None = None) -> list[tuple[str, str]]:
@@ -89,16 +86,7 @@ def play(rack, tmp_path_factory):
 
     def run(playbook: str, *words: str, verbosity: int = 0) -> Run:
         folder = tmp_path_factory.mktemp("run")
-        done = ansible_runner.run(
-            private_data_dir=str(folder),
-            project_dir=str(ROOT),
-            playbook=str(ROOT / playbook),
-            inventory=str(ROOT / "inventory" / "demo"),
-            cmdline=" ".join(words) or None,
-            verbosity=verbosity or None,
-            envvars={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
-            quiet=True,
-        )
+        done = run_playbook(playbook, ROOT / "inventory" / "demo", folder, list(words), verbosity)
         events = list(done.events)
         text = "\n".join(e.get("stdout", "") for e in events)
         return Run(done.rc, done.stats or {}, events, re.sub(r"\x1b\[[0-9;]*m", "", text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from lab import hosts
 
 NODE, UNITS = "gpu-a1", ["steadyrack-gpu.service", "steadyrack-gpu.timer"]
