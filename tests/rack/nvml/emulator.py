@@ -257,7 +257,7 @@ def is_covered(place: Path) -> bool:
 
 
 def tree_dir(name: str) -> Path:
-    """Where a tree is rendered: below /run, or straight onto the place where the container's maker bound a directory."""
+    """Where a tree is rendered: below /run, or straight onto a place the container's maker bound a directory to."""
     own = run_dir() / "tree" / name
     place = places()[name]
     if not own.is_dir() and root() == Path("/") and is_covered(place):
