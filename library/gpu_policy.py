@@ -88,17 +88,21 @@ ROOT = "/"
 
 def bring(policy, path, content, apply_it, check_mode):
     """Write the file and set the GPUs, after everything that can be refused has been."""
-    host = socket.gethostname()
-    outcome = gpu_apply.apply(policy, ROOT, host, check=True) if apply_it else None
-    if outcome and outcome.before["state"] != "ok" and not check_mode:
-        before = outcome.before
-        raise ToolError("NVML on this host", f"{before['state']} ({before['reason']})", "ok", before["next_step"])
-    if files.read_bytes(path) != content and not check_mode:
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        files.atomic_write(path, content, 0o644)
-    if outcome and outcome.changed and not check_mode:
-        outcome = gpu_apply.apply(policy, ROOT, host)
-    return outcome
+
+    def ready(outcome=None):
+        if check_mode:
+            return
+        if outcome is not None and outcome.before["state"] != "ok":
+            node = outcome.before
+            raise ToolError("NVML on this host", f"{node['state']} ({node['reason']})", "ok", node["next_step"])
+        if files.read_bytes(path) != content:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            files.atomic_write(path, content, 0o644)
+
+    if not apply_it:
+        ready()
+        return None
+    return gpu_apply.apply(policy, ROOT, socket.gethostname(), check=check_mode, ready=ready)
 
 
 def result(outcome, policy, path, old, content, check_mode):

@@ -65,10 +65,14 @@ def apply(
     root: str = "/",
     host: str = "localhost",
     check: bool = False,
+    ready: Callable[[Outcome], None] | None = None,
     runner: Callable[..., Completed] = run,
     **deadlines: Any,
 ) -> Outcome:
     """Bring every GPU to the policy, or with ``check`` only say what would be set.
+
+    ``ready`` is called with what was found once nothing can be refused any more, and before anything
+    is set; it may still refuse by raising.
 
     InputError, before anything is set, when a card cannot do what is wanted of it. A node on which
     NVML is not usable gives an outcome without changes whose ``before["state"]`` says why.
@@ -85,6 +89,8 @@ def apply(
         gpu_policy.refuse(pairs)
         outcome.notes = [f"{gpu_policy.label(gpu)}: {wish.note}" for gpu, wish in pairs if wish.note]
         outcome.changes = wanted_changes(pairs)
+        if ready is not None:
+            ready(outcome)
         if outcome.changes and not check:
             remember(_below(root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
             _set_all(session, outcome, policy, runner)

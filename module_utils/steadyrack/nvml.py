@@ -419,6 +419,8 @@ class Session:
         self.first_contact_s = first_contact_s
         self.pass_s = pass_s
         self.abandoned: list[int] = []
+        # GPUs that hung in this session, by their place: they are not asked again by a later read of it.
+        self.hung: dict[str, Record] = {}
         self._nvml = load_binding(binding)
         self._child: Child | None = None
         self._node: Record = {}
@@ -518,7 +520,7 @@ class _Reading:
         self.session = session
         self.bus_ids = bus_ids
         self.places = list(range(count))
-        self.found: dict[str, Record] = {}
+        self.found: dict[str, Record] = dict(session.hung)
         self.give_up = time.monotonic() + session.pass_s
         # The GPU and the call the child announced last, and the deadline that holds for it.
         self.now: tuple[str | None, str, float] = (None, "request", session.call_s)
@@ -573,6 +575,7 @@ class _Reading:
         if key is not None:
             gpu = self.found.setdefault(key, empty_gpu())
             gpu["state"], gpu["error"] = state, {"code": None, "name": why, "call": call}
+            self.session.hung[key] = gpu
         if key is not None and time.monotonic() < self.give_up:
             return False
         for place in left:
