@@ -202,7 +202,7 @@ def test_status_names_what_differs_from_the_profile(host: EmulatedHost, capsys: 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_the_stand_in_holds_persistence_mode_while_it_runs(host: EmulatedHost, end: str) -> None:
     host.set("gpu.2.lost=1")  # one sick GPU does not keep the others from it
-    command = [sys.executable, HERE / "emulator.py", "persistenced"]
+    command = [sys.executable, str(HERE / "emulator.py"), "persistenced"]
     process = subprocess.Popen(command, env=host.environment, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(100):
@@ -250,7 +250,7 @@ def test_what_is_installed_runs_from_there(tmp_path: Path) -> None:
         link = tmp_path / f"etc/systemd/system/{name}/{unit}.service"
         assert (tmp_path / os.readlink(link).lstrip("/")).is_file()
     environment = {**os.environ, "NVML_EMULATOR_ROOT": str(tmp_path)}
-    command = [sys.executable, tmp_path / "usr/sbin/nvml-emulator", "init", "--profile", "a100x4", "--host", "x"]
+    command = [sys.executable, str(tmp_path / "usr/sbin/nvml-emulator"), "init", "--profile", "a100x4", "--host", "x"]
     assert subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout == "made\n"
 
 

@@ -9,7 +9,7 @@
 
 /* The file is looked at this often while waiting. inotify would be prompter, but its instances are few per user and every
  * container of the rack shares root's. */
-#define POLL_MS 20
+#define POLL_NS 20000000
 
 struct nvmlEventSet_st {
     unsigned long long types[EMU_MAX_GPUS];
@@ -87,11 +87,11 @@ static bool next_event(nvmlEventSet_t set, nvmlEventData_t *data)
     return false;
 }
 
-static long long now_ms(void)
+static long long now_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 static nvmlReturn_t wait_for(const char *function, nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
@@ -102,13 +102,13 @@ static nvmlReturn_t wait_for(const char *function, nvmlEventSet_t set, nvmlEvent
     if (entered != NVML_SUCCESS)
         return entered;
     NEED(set && data);
-    for (long long end = now_ms() + timeout_ms;;) {
+    for (long long end = now_ns() + timeout_ms * 1000000ll;;) {
         if (next_event(set, data))
             return NVML_SUCCESS;
-        long long left = end - now_ms();
+        long long left = end - now_ns();
         if (left <= 0)
             return NVML_ERROR_TIMEOUT;
-        struct timespec nap = {0, (left < POLL_MS ? left : POLL_MS) * 1000000};
+        struct timespec nap = {0, left < POLL_NS ? left : POLL_NS};
         emu_unlock();
         nanosleep(&nap, NULL);
         emu_lock();
