@@ -75,7 +75,9 @@ class GpuNode:
         self.emulator("tree")
         for place, tree in (("sys/bus/pci", "pci"), ("proc/driver", "driver")):
             (self.root / place).parent.mkdir(parents=True)
-            (self.root / place).symlink_to(os.path.relpath(self.root / "run/nvml-emulator/tree" / tree, (self.root / place).parent))
+            (self.root / place).symlink_to(
+                os.path.relpath(self.root / "run/nvml-emulator/tree" / tree, (self.root / place).parent)
+            )
         self.program("systemctl", NO_UNITS)
 
     def emulator(self, *words: str) -> str:
@@ -133,7 +135,10 @@ class GpuNode:
     def module(self, name: str, /, user: int | None = None, **arguments: Any) -> Any:
         """Run one of our modules; what it tells Ansible comes back."""
         code = MODULE_RUNNER.format(
-            library=str(REPOSITORY / "library"), module_utils=str(REPOSITORY / "module_utils"), name=name, root=str(self.root)
+            library=str(REPOSITORY / "library"),
+            module_utils=str(REPOSITORY / "module_utils"),
+            name=name,
+            root=str(self.root),
         )
         command = [sys.executable, "-c", code, json.dumps(arguments)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, user=user)

@@ -85,7 +85,8 @@ def do_check(options: argparse.Namespace) -> int:
         print(json.dumps({"host": socket.gethostname(), "at": verdict.utc_now(), "checks": rows}, indent=2))
     else:
         print(table(("verdict", "check", "subject", "state", "expected", "measured"), map(check_cells, rows)))
-        print("".join(f"\n{attention(row)}" for row in rows if needs_attention(row)))
+        findings = [attention(row) for row in rows if needs_attention(row)]
+        print("\n".join(["", *findings] if findings else []), end="\n" if findings else "")
     return verdict.exit_code(rows)
 
 
@@ -144,9 +145,9 @@ def status_text(
     cells = [gpu_cells(gpu, policy, pci, rows) for gpu in node["gpus"]] or [pci_cells(device) for device in pci]
     heads = ("slot", "uuid", "cap W wanted", "requested", "enforced", "draw W", "temp C", "link", "persist", "verdict")
     lines += ["", table(heads, cells) if cells else "no GPU on the PCI bus"]
-    bad = [
-        row for row in rows if row["verdict"] in (verdict.FAIL, verdict.UNKNOWN) or row["severity"] == verdict.WARNING
-    ]
+    # What a sick GPU cannot tell follows from its state, which gpu.count names: the cause once, not four times.
+    sick = ({gpu["state"] for gpu in node["gpus"]} | {node["state"]}) - {"ok"}
+    bad = [row for row in rows if needs_attention(row) and (row["id"] == "gpu.count" or row["state"] not in sick)]
     if bad:
         lines += ["", *(attention(row) for row in bad)]
     return "\n".join(lines)

@@ -15,7 +15,9 @@ UUID = "GPU-657227da-611f-5a74-89fc-c3e616de4e02"
 def gpu(requested=300.0, enforced="same", **more):
     """An A100's record as nvml gives it."""
     record = nvml.empty_gpu()
-    record.update(bus_id="0000:31:00.0", uuid=UUID, serial="1320246419636", name="NVIDIA A100 80GB PCIe", persistence=True)
+    record.update(
+        bus_id="0000:31:00.0", uuid=UUID, serial="1320246419636", name="NVIDIA A100 80GB PCIe", persistence=True
+    )
     record["power"] = {
         "requested_w": requested, "enforced_w": requested if enforced == "same" else enforced,
         "default_w": 300.0, "min_w": 150.0, "max_w": 300.0, "draw_w": 46.0,
@@ -207,10 +209,10 @@ def test_caps_are_whole_watts_rounded_down_so_that_a_budget_holds(watts, milliwa
     assert wish_of(gpu(), power_cap_w=watts).cap_mw == milliwatts
 
 
-@given(
-    st.floats(1, 100), st.integers(50, 400), st.integers(0, 300), st.integers(0, 300)
-)
-def test_a_percentage_never_gives_more_than_asked_but_for_the_minimum_and_never_leaves_the_range(percent, low, span, above):
+@given(st.floats(1, 100), st.integers(50, 400), st.integers(0, 300), st.integers(0, 300))
+def test_a_percentage_never_gives_more_than_asked_but_for_the_minimum_and_never_leaves_the_range(
+    percent, low, span, above
+):
     default = low + span
     card = gpu(default_w=float(default), min_w=float(low), max_w=float(default + above))
     wish = wish_of(card, power_cap_percent=percent)
@@ -375,7 +377,9 @@ def test_two_witnesses_of_a_width_that_differ_fail_in_the_open():
 def test_persistence_is_set_before_any_cap():
     pairs = [(card, gpu_policy.resolve(gpu_policy.parse(policy(250)), card)) for card in
              (gpu(persistence=False), gpu(persistence=False, uuid=UUID[:-1] + "3"))]  # fmt: skip
-    assert [change["setting"] for change in gpu_apply.wanted_changes(pairs)] == ["persistence"] * 2 + ["power_cap_w"] * 2
+    assert [change["setting"] for change in gpu_apply.wanted_changes(pairs)] == ["persistence"] * 2 + [
+        "power_cap_w"
+    ] * 2
 
 
 def test_a_cap_that_something_else_holds_lower_is_not_fought():

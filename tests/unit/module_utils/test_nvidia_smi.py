@@ -23,10 +23,18 @@ def fixture(name):
     ("rc", "text", "state"),
     [
         (6, "No devices were found\n", "no_devices"),  # C53
-        (9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure…\n", "no_driver"),  # C58
+        (
+            9,
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure…\n",
+            "no_driver",
+        ),  # C58
         (12, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.\n", "no_library"),
         (15, "Unable to determine the device handle for GPU1: GPU is lost.\n", "lost"),
-        (18, "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.161\n", "driver_mismatch"),  # C02
+        (
+            18,
+            "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.161\n",
+            "driver_mismatch",
+        ),  # C02
         (4, "Insufficient Permissions\n", "no_permission"),  # C39
         (2, 'Field "device_minor" is not a valid field to query.\n', "bad_request"),  # C54
         (255, "Failed to initialize NVML: Driver/library version mismatch\n", "driver_mismatch"),
@@ -98,7 +106,8 @@ def test_C50_every_word_for_no_value_is_none(word):
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("228.82", 228.82), ("420.00 W", 420.0), ("16x", 16.0), ("34 C", 34.0), ("-5", -5.0), ("0", 0.0)]
+    ("text", "number"),
+    [("228.82", 228.82), ("420.00 W", 420.0), ("16x", 16.0), ("34 C", 34.0), ("-5", -5.0), ("0", 0.0)],
 )
 def test_numbers_stay_numbers_with_or_without_their_unit(text, number):
     assert nvidia_smi.number(text) == number
@@ -219,7 +228,12 @@ def test_C55_plain_na_and_missing_elements_are_none_and_the_uuid_stays():
     )
     (gpu,) = nvidia_smi.parse_xml(xml(inner))["gpus"]
     assert gpu["uuid"] == "GPU-11111111-2222-3333-4444-555555555555"
-    assert (gpu["serial"], gpu["part_number"], gpu["inforom"]["image"], gpu["temperature_c"]) == (None, None, None, None)
+    assert (gpu["serial"], gpu["part_number"], gpu["inforom"]["image"], gpu["temperature_c"]) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("text", ["", "<a/>", "<nvidia_smi_log><gpu>", "hello"])
@@ -230,7 +244,13 @@ def test_what_is_not_its_xml_is_a_clear_error(text):
 
 @pytest.mark.parametrize(
     ("action", "state"),
-    [("None", "ok"), ("Reset", "out_of_service"), ("Drain and Reset", "out_of_service"), ("Frobnicate", "unknown_word"), (None, "not_told")],
+    [
+        ("None", "ok"),
+        ("Reset", "out_of_service"),
+        ("Drain and Reset", "out_of_service"),
+        ("Frobnicate", "unknown_word"),
+        (None, "not_told"),
+    ],
 )
 def test_C51_the_recovery_field_decides_and_an_unknown_word_is_no_pass(action, state):
     element = "" if action is None else f"<gpu_recovery_action>{action}</gpu_recovery_action>"

@@ -32,7 +32,14 @@ def test_a_healthy_node_gives_every_gpu_in_bus_order_with_every_field(gpu_node):
     assert gpu["uuid"] == gpu_node.uuid(0)
     assert gpu["name"] == "NVIDIA A100 80GB PCIe"
     assert gpu["gsp"] == "550.163.01"  # text, though pynvml gives bytes
-    assert gpu["power"] == {**gpu["power"], "requested_w": 300.0, "enforced_w": 300.0, "default_w": 300.0, "min_w": 150.0, "max_w": 300.0}
+    assert gpu["power"] == {
+        **gpu["power"],
+        "requested_w": 300.0,
+        "enforced_w": 300.0,
+        "default_w": 300.0,
+        "min_w": 150.0,
+        "max_w": 300.0,
+    }
     assert 0 < gpu["power"]["draw_w"] < 300
     assert gpu["pcie"] == {"gen": 4, "width": 16, "gen_max": 4, "width_max": 16, "gen_device_max": 4}
     assert gpu["compute_mode"] == "default"
@@ -54,7 +61,11 @@ print(time.monotonic() - began)
     import sys
 
     seconds = [
-        float(subprocess.run([sys.executable, "-c", code], env=gpu_node.environment, capture_output=True, text=True).stdout)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code], env=gpu_node.environment, capture_output=True, text=True
+            ).stdout
+        )
         for _ in range(3)
     ]
     assert min(seconds) < 0.3  # design.md §6: a module's own run time on the node
@@ -164,7 +175,8 @@ def test_one_odd_failure_is_asked_again_before_it_counts():
 
 
 @pytest.mark.parametrize(
-    ("code", "state"), [(9, "no_driver"), (18, "driver_mismatch"), (4, "no_permission"), (999, "error"), (12, "no_library")]
+    ("code", "state"),
+    [(9, "no_driver"), (18, "driver_mismatch"), (4, "no_permission"), (999, "error"), (12, "no_library")],
 )
 def test_C58_why_nvml_does_not_start_is_a_state_with_a_next_step(gpu_node, code, state):
     gpu_node.set(f"fault.nvmlInit={code}")
@@ -261,7 +273,9 @@ def setter(node, call):
     import sys
 
     code = SETTER.format(package=str(rack_node.REPOSITORY / "module_utils"), root=str(node.root), call=call)
-    done = subprocess.run([sys.executable, "-c", code], env=node.environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=node.environment, capture_output=True, text=True, timeout=30
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -298,7 +312,10 @@ def test_a_setter_that_hangs_is_given_up(gpu_node):
 
 
 def test_a_uuid_that_is_not_there_is_not_found(gpu_node):
-    assert "no longer there" in setter(gpu_node, "set_power_limit('GPU-00000000-0000-0000-0000-000000000000', 225000)")["next_step"]
+    assert (
+        "no longer there"
+        in setter(gpu_node, "set_power_limit('GPU-00000000-0000-0000-0000-000000000000', 225000)")["next_step"]
+    )
 
 
 # --- the binding -------------------------------------------------------------------------------

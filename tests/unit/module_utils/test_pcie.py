@@ -8,12 +8,28 @@ from hypothesis import strategies as st
 
 from ansible.module_utils.steadyrack import errors, pcie
 
-GPU = {"vendor": "0x10de", "device": "0x20b5", "class": "0x030200", "numa_node": "0", "config": b"\xde\x10\xb5\x20" + b"\x01" * 60}
-WELL = {"current_link_width": "16", "max_link_width": "16", "current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "16.0 GT/s PCIe"}
+GPU = {
+    "vendor": "0x10de",
+    "device": "0x20b5",
+    "class": "0x030200",
+    "numa_node": "0",
+    "config": b"\xde\x10\xb5\x20" + b"\x01" * 60,
+}
+WELL = {
+    "current_link_width": "16",
+    "max_link_width": "16",
+    "current_link_speed": "16.0 GT/s PCIe",
+    "max_link_speed": "16.0 GT/s PCIe",
+}
 
 
 def link(current, maximum="16", speed="16.0 GT/s PCIe"):
-    return {"current_link_width": current, "max_link_width": maximum, "current_link_speed": speed, "max_link_speed": "16.0 GT/s PCIe"}
+    return {
+        "current_link_width": current,
+        "max_link_width": maximum,
+        "current_link_speed": speed,
+        "max_link_speed": "16.0 GT/s PCIe",
+    }
 
 
 class Bus:
@@ -90,7 +106,9 @@ def test_a_host_without_a_pci_bus_has_no_gpus(tmp_path):
 
 def test_C47_a_gpu_that_answers_with_ones_has_fallen_off_and_its_neighbour_has_not(bus):
     bus.add("0000:30:02.0", **WELL)
-    bus.add("0000:30:02.0/0000:31:00.0", **{**GPU, "config": b"\xff" * 64}, revision="0xa1", **link("63", "63", "Unknown"))
+    bus.add(
+        "0000:30:02.0/0000:31:00.0", **{**GPU, "config": b"\xff" * 64}, revision="0xa1", **link("63", "63", "Unknown")
+    )
     bus.add("0000:30:03.0", **WELL)
     bus.add("0000:30:03.0/0000:32:00.0", **GPU, revision="0xa1", **WELL)
     fallen, well = bus.gpus()
@@ -177,7 +195,8 @@ def test_a_gpu_without_a_port_above_it_is_read_too(bus):
 
 
 @pytest.mark.parametrize(
-    ("text", "speed"), [("16.0 GT/s PCIe", 16.0), ("8 GT/s", 8.0), ("2.5 GT/s PCIe", 2.5), ("Unknown", None), (None, None)]
+    ("text", "speed"),
+    [("16.0 GT/s PCIe", 16.0), ("8 GT/s", 8.0), ("2.5 GT/s PCIe", 2.5), ("Unknown", None), (None, None)],
 )
 def test_C60_speeds_of_all_kernels_are_read_and_unknown_stays_unknown(text, speed):
     assert pcie.speed(text) == speed

@@ -41,7 +41,9 @@ def rules_of(override: dict[str, Any], place: int) -> tuple[list[dict[str, Any]]
     where = f"gpu_policy_overrides[{place}]"
     given = {key: value for key, value in override.items() if value is not None}
     if "index" in given:
-        raise AnsibleFilterError(f"{where}: a GPU has no index here, its order changes; name it by uuid, serial or bus_id")
+        raise AnsibleFilterError(
+            f"{where}: a GPU has no index here, its order changes; name it by uuid, serial or bus_id"
+        )
     unknown = sorted(set(given) - {*NAMES, *CAPS, "link_width"})
     if unknown:
         raise AnsibleFilterError(f"{where}: unknown {', '.join(unknown)}")

@@ -1,0 +1,72 @@
+"""Inputs of role gpu_policy become the policy document, which the node's parser takes."""
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from ansible.module_utils.steadyrack import gpu_policy as node_side
+
+from gpu_policy_filter import gpu_policy_document
+
+UUID = "GPU-657227da-611f-5a74-89fc-c3e616de4e02"
+
+
+def document(overrides=(), power_cap_w="auto", plan_cap_w=250, link_width=16, persistence_mode=True, gpu_count=4):
+    return gpu_policy_document(list(overrides), power_cap_w, plan_cap_w, link_width, persistence_mode, gpu_count)
+
+
+def test_auto_takes_the_plans_cap_and_a_number_overrides_the_plan():
+    assert document()["power_cap"] == [{"match": {"all": True}, "power_cap_w": 250}]
+    assert document(power_cap_w=300)["power_cap"][0]["power_cap_w"] == 300
+    assert document(power_cap_w="225.5")["power_cap"][0]["power_cap_w"] == 225.5  # -e gpu_policy_power_cap_w=225.5
+
+
+@pytest.mark.parametrize("plan", [None, ""])
+def test_auto_without_a_plan_is_refused_and_no_watts_are_guessed(plan):
+    with pytest.raises(AnsibleFilterError, match="no plan for this host"):
+        document(plan_cap_w=plan)
+
+
+@pytest.mark.parametrize("cap", ["fast", 0, -1, True, "inf", "nan", None])
+def test_a_cap_that_is_no_number_of_watts_is_refused(cap):
+    with pytest.raises(AnsibleFilterError, match="gpu_policy_power_cap_w"):
+        document(power_cap_w=cap)
+
+
+def test_an_override_may_want_a_cap_a_width_or_both():
+    found = document(
+        [
+            {"uuid": UUID, "power_cap_percent": 83},
+            {"model": "NVIDIA A30", "power_cap_w": 150, "link_width": 8},
+            {"serial": "1", "link_width": 4},
+        ]
+    )
+    assert found["power_cap"][1:] == [
+        {"match": {"uuid": UUID}, "power_cap_percent": 83},
+        {"match": {"model": "NVIDIA A30"}, "power_cap_w": 150},
+    ]
+    assert found["link_width"] == [
+        {"match": {"all": True}, "link_width": 16},
+        {"match": {"model": "NVIDIA A30"}, "link_width": 8},
+        {"match": {"serial": "1"}, "link_width": 4},
+    ]
+
+
+def test_what_the_filter_makes_the_nodes_parser_takes():
+    parsed = node_side.parse(document([{"uuid": UUID, "power_cap_w": 200}], gpu_count=""))
+    assert parsed.gpu_count is None
+    assert len(parsed.power_cap) == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ({"index": 0, "power_cap_w": 200}, "order changes"),  # C45
+        ({"power_cap_w": 200}, "names nothing"),
+        ({"uuid": UUID, "model": "NVIDIA A30", "power_cap_w": 200}, "exactly one"),
+        ({"uuid": UUID}, "wants nothing"),
+        ({"uuid": UUID, "power_cap": 200}, "unknown power_cap"),
+    ],
+)
+def test_a_bad_override_is_refused_with_its_place(override, says):
+    with pytest.raises(AnsibleFilterError, match=r"gpu_policy_overrides\[1\].*" + says):
+        document([{"uuid": UUID, "power_cap_w": 1}, override])
