@@ -69,7 +69,8 @@ def test_writes_what_is_missing_and_a_second_run_is_unchanged(call: Call, servic
     assert "systemctl restart -- chrony.service" in node.deeds()
     second = call(**service)
     assert not second["changed"]
-    assert second["diff"] == [] and second["actions"] == []
+    assert second["diff"] == []
+    assert second["actions"] == []
     assert node.deeds() == []
 
 
@@ -87,7 +88,8 @@ def test_check_mode_tells_the_truth_and_changes_nothing(
     told = call(check=True, **service)
     assert told["changed"]
     assert tree(tmp_path / "etc") == before
-    assert node.deeds() == [] and not (tmp_path / "pending").exists()
+    assert node.deeds() == []
+    assert not (tmp_path / "pending").exists()
     done = call(**service)
     assert done["actions"] == told["actions"]
 
@@ -118,16 +120,19 @@ def test_on_change_none_leaves_the_unit_alone(call: Call, service: dict, node: F
     assert node.deeds() == []
 
 
-def test_strangers_in_our_directory_are_removed_and_the_rest_is_left_C27(
+def test_strangers_in_our_directory_are_removed_and_the_rest_is_left_c27(
     call: Call, service: dict, node: FakeNode, tmp_path: Path
 ) -> None:
+    """C27."""
     call(**service)
     folder = tmp_path / "etc/chrony.d"
     (folder / "dhcp.sources").write_text("server 192.0.2.1 key hunter22\n")
     (folder / "README").write_text("stays\n")
     node.calls()
     result = call(**service)
-    assert result["changed"] and not (folder / "dhcp.sources").exists() and (folder / "README").exists()
+    assert result["changed"]
+    assert not (folder / "dhcp.sources").exists()
+    assert (folder / "README").exists()
     assert node.deeds() == ["chronyc reload sources"]
     assert "hunter22" not in json.dumps(result)
 
@@ -165,11 +170,13 @@ def test_a_link_is_replaced_not_followed(call: Call, tmp_path: Path, node: FakeN
     target.write_text("theirs")
     (tmp_path / "file").symlink_to(target)
     assert call(files=[{"path": str(tmp_path / "file"), "content": "ours"}])["changed"]
-    assert target.read_text() == "theirs" and not (tmp_path / "file").is_symlink()
+    assert target.read_text() == "theirs"
+    assert not (tmp_path / "file").is_symlink()
 
 
 @pytest.mark.parametrize("content", ["{}", '{"a": [1, "ü"]}\n', "Zürich ✓ 机架\n", "", "no newline at the end"])
-def test_any_text_arrives_as_it_is_C88(content: str, call: Call, tmp_path: Path, node: FakeNode) -> None:
+def test_any_text_arrives_as_it_is_c88(content: str, call: Call, tmp_path: Path, node: FakeNode) -> None:
+    """C88."""
     path = tmp_path / "file"
     call(files=[{"path": str(path), "content": content}])
     assert path.read_bytes() == content.encode()
@@ -184,14 +191,16 @@ def test_a_directory_in_a_files_place_is_refused(call: Call, tmp_path: Path, nod
 def test_a_missing_parent_is_named_before_anything_changes(call: Call, tmp_path: Path, node: FakeNode) -> None:
     files = [{"path": str(tmp_path / "first"), "content": "x"}, {"path": str(tmp_path / "no/second"), "content": "x"}]
     result = call(files=files)
-    assert result["failed"] and f"no directory {tmp_path}/no" in result["msg"]
+    assert result["failed"]
+    assert f"no directory {tmp_path}/no" in result["msg"]
     assert not (tmp_path / "first").exists()
 
 
 @pytest.mark.parametrize("mode", ["420", "644", "u=rw", "0999", "0o644"])
 def test_a_mode_that_is_not_quoted_octal_is_refused(mode: str, call: Call, tmp_path: Path, node: FakeNode) -> None:
     result = call(files=[{"path": str(tmp_path / "file"), "content": "x", "mode": mode}])
-    assert result["failed"] and "quote" in result["msg"]
+    assert result["failed"]
+    assert "quote" in result["msg"]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +240,9 @@ def test_what_the_validator_refuses_replaces_nothing(call: Call, service: dict, 
     service["files"][0].update(content="alow all\n", validate="judge -f %s")
     service["files"][1]["content"] = "server c iburst\n"
     result = call(**service)
-    assert result["failed"] and "Invalid directive" in result["msg"] and "chrony.conf" in result["msg"]
+    assert result["failed"]
+    assert "Invalid directive" in result["msg"]
+    assert "chrony.conf" in result["msg"]
     assert tree(tmp_path / "etc") == before
     assert not list((tmp_path / "pending").glob("*"))
 
@@ -257,20 +268,25 @@ def test_a_missing_package_hands_back_and_changes_nothing(
 ) -> None:
     node.installed()
     result = call(**service)
-    assert result["packages_missing"] == ["chrony"] and not result["changed"]
-    assert tree(tmp_path / "etc") == {} and node.deeds() == []
+    assert result["packages_missing"] == ["chrony"]
+    assert not result["changed"]
+    assert tree(tmp_path / "etc") == {}
+    assert node.deeds() == []
 
 
-def test_check_mode_on_a_bare_host_lists_everything_to_come_C81(
+def test_check_mode_on_a_bare_host_lists_everything_to_come_c81(
     call: Call, service: dict, node: FakeNode, tmp_path: Path
 ) -> None:
+    """C81."""
     node.installed()
     node.set_units({})
     service["files"][0]["owner"] = "_nobody_made_me_yet"
     service["files"].append({"path": str(tmp_path / "made/by/package"), "content": "x"})
     result = call(check=True, **service)
-    assert not result.get("failed") and result["changed"]
-    assert "install package chrony" in result["actions"] and "enable chrony.service" in result["actions"]
+    assert not result.get("failed")
+    assert result["changed"]
+    assert "install package chrony" in result["actions"]
+    assert "enable chrony.service" in result["actions"]
     assert "start chrony.service" in result["actions"]
     assert tree(tmp_path / "etc") == {}
 
@@ -286,7 +302,8 @@ def test_check_mode_on_a_bare_host_lists_everything_to_come_C81(
         ("unknown ok not-installed", ["chrony"]),
     ],
 )
-def test_the_status_is_read_in_its_three_parts_C78(status: str, missing: list, call: Call, node: FakeNode) -> None:
+def test_the_status_is_read_in_its_three_parts_c78(status: str, missing: list, call: Call, node: FakeNode) -> None:
+    """C78."""
     node.installed(chrony=status)
     assert call(packages=["chrony"])["packages_missing"] == missing
 
@@ -298,17 +315,20 @@ def test_a_digest_that_differs_asks_for_the_content_and_changes_nothing(
     other = {"path": str(tmp_path / "other"), "content": "y"}
     by_digest = {"path": str(tmp_path / "big"), "sha256": digest}
     asked = call(files=[by_digest, other])
-    assert asked["content_needed"] == [str(tmp_path / "big")] and not asked["changed"]
+    assert asked["content_needed"] == [str(tmp_path / "big")]
+    assert not asked["changed"]
     assert not (tmp_path / "other").exists()
     assert call(files=[{**by_digest, "content": "x"}, other])["changed"]
     again = call(files=[by_digest, other])
-    assert not again["changed"] and again["content_needed"] == []
+    assert not again["changed"]
+    assert again["content_needed"] == []
 
 
 def test_a_host_without_dpkg_is_told(call: Call, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node.answers("dpkg-query", "", 2, "database is gone")
     result = call(packages=["chrony"])
-    assert result["failed"] and "dpkg" in result["msg"]
+    assert result["failed"]
+    assert "dpkg" in result["msg"]
 
 
 # --- units -------------------------------------------------------------------------------------------
@@ -320,10 +340,12 @@ def test_a_stopped_and_disabled_unit_is_put_right(call: Call, service: dict, nod
     node.calls()
     result = call(**service)
     assert node.deeds() == ["systemctl enable -- chrony.service", "systemctl start -- chrony.service"]
-    assert result["units"][0]["state"] == "running" and result["checks"][0]["verdict"] == "pass"
+    assert result["units"][0]["state"] == "running"
+    assert result["checks"][0]["verdict"] == "pass"
 
 
-def test_a_unit_that_does_not_exist_is_not_masked_C25(call: Call, service: dict, node: FakeNode) -> None:
+def test_a_unit_that_does_not_exist_is_not_masked_c25(call: Call, service: dict, node: FakeNode) -> None:
+    """C25."""
     result = call(**service)
     assert not any("mask" in deed for deed in node.deeds())
     assert result["units"][1] == {**result["units"][1], "name": "ntp.service", "exists": False, "state": "missing"}
@@ -347,7 +369,8 @@ def test_a_rival_known_by_an_alias_is_masked_by_its_real_name(call: Call, servic
 def test_our_own_unit_is_never_masked_by_another_name(call: Call, service: dict, node: FakeNode) -> None:
     node.change_unit("ntp.service", alias="chrony.service")
     result = call(**service)
-    assert result["failed"] and "another name" in result["msg"]
+    assert result["failed"]
+    assert "another name" in result["msg"]
     assert node.deeds() == []
 
 
@@ -363,18 +386,22 @@ def test_a_masked_unit_that_is_to_run_is_unmasked(call: Call, service: dict, nod
     ]
 
 
-def test_a_start_that_the_units_condition_swallows_is_not_a_change_C80_C33(
+def test_a_start_that_the_units_condition_swallows_is_not_a_change_c80_c33(
     call: Call, service: dict, node: FakeNode
 ) -> None:
+    """C80, C33."""
     condition = "ConditionCapability=CAP_SYS_TIME"
     node.set_units({"chrony.service": {"file_state": "enabled", "condition": condition}})
     first = call(**service)
-    assert first["changed"] and "start chrony.service" not in first["actions"]
+    assert first["changed"]
+    assert "start chrony.service" not in first["actions"]
     for check in (False, True):
         again = call(check=check, **service)
-        assert not again["changed"] and again["diff"] == []
+        assert not again["changed"]
+        assert again["diff"] == []
         row = again["checks"][0]
-        assert row["verdict"] == "not_judged" and row["reason"] == condition + " was not met"
+        assert row["verdict"] == "not_judged"
+        assert row["reason"] == condition + " was not met"
         assert again["units"][0]["skipped_by_condition"]
 
 
@@ -383,20 +410,23 @@ def test_a_unit_whose_condition_is_met_now_is_started(call: Call, service: dict,
     call(**service)
     node.change_unit("chrony.service", condition=None)
     result = call(**service)
-    assert result["changed"] and result["units"][0]["state"] == "running"
+    assert result["changed"]
+    assert result["units"][0]["state"] == "running"
 
 
 def test_a_start_that_fails_says_why(call: Call, service: dict, node: FakeNode) -> None:
     node.set_units({"chrony.service": {"file_state": "enabled", "fails": True}})
     result = call(**service)
-    assert result["failed"] and "the last words of chrony.service" in result["msg"]
+    assert result["failed"]
+    assert "the last words of chrony.service" in result["msg"]
     assert "journalctl" in result["msg"]
 
 
 def test_a_unit_that_dies_after_its_start_is_noticed(call: Call, service: dict, node: FakeNode) -> None:
     node.set_units({"chrony.service": {"file_state": "enabled", "dies": True, "type": "simple"}})
     result = call(**service)
-    assert result["error"]["kind"] == "NotAppliedError" and "chrony.service" in result["msg"]
+    assert result["error"]["kind"] == "NotAppliedError"
+    assert "chrony.service" in result["msg"]
 
 
 def test_a_mask_that_does_not_take_is_noticed(call: Call, service: dict, node: FakeNode) -> None:
@@ -434,7 +464,8 @@ def test_a_unit_file_changed_behind_systemds_back_is_loaded(call: Call, service:
 
 def test_a_wanted_unit_that_nobody_brings_is_an_error(call: Call, node: FakeNode) -> None:
     result = call(units=[{"name": "nosuch", "state": "started"}])
-    assert result["failed"] and "nosuch.service" in result["msg"]
+    assert result["failed"]
+    assert "nosuch.service" in result["msg"]
 
 
 @pytest.mark.parametrize("name", ["../evil", "a b", "", "a/b.service", "."])
@@ -462,7 +493,8 @@ def test_a_run_cut_off_between_file_and_restart_is_finished_by_the_next(
     node.change_unit("chrony.service", fails=False, active="active")
     node.calls()
     told = call(check=True, **service)
-    assert told["changed"] and told["actions"] == ["restart chrony.service"]
+    assert told["changed"]
+    assert told["actions"] == ["restart chrony.service"]
     assert node.deeds() == []
     result = call(**service)
     assert result["actions"] == ["restart chrony.service"]
@@ -485,7 +517,8 @@ def test_the_marker_is_there_before_the_first_file_changes(
     with pytest.raises(KeyboardInterrupt):
         call(**service)
     marker = json.loads((tmp_path / "pending/chrony.service").read_text())
-    assert marker["action"] == "restart" and marker["because"] == [str(tmp_path / "etc/chrony.conf")]
+    assert marker["action"] == "restart"
+    assert marker["because"] == [str(tmp_path / "etc/chrony.conf")]
 
 
 @pytest.mark.parametrize("marker", ["", "{", "[]", '{"action": "whatever"}'])
@@ -511,19 +544,22 @@ def test_a_pending_restart_outlives_a_later_reload(call: Call, service: dict, no
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_a_secret_appears_nowhere_in_the_answer_C85(check: bool, call: Call, tmp_path: Path, node: FakeNode) -> None:
+def test_a_secret_appears_nowhere_in_the_answer_c85(check: bool, call: Call, tmp_path: Path, node: FakeNode) -> None:
+    """C85."""
     path = tmp_path / "keys"
     path.write_text("1 MD5 old-secret-word\n")
     wanted = {"path": str(path), "content": "1 MD5 new-secret-word\n", "mode": "0600", "no_diff": True}
     answer = json.dumps(call(check=check, files=[wanted]))
-    assert "secret-word" not in answer and '"changed": true' in answer
+    assert "secret-word" not in answer
+    assert '"changed": true' in answer
 
 
 def test_a_refused_secret_is_not_printed_by_its_validator(call: Call, tmp_path: Path, node: FakeNode) -> None:
     node.program("judge", '#!/bin/sh\ncat "$1" >&2; exit 1\n')
     wanted = {"path": str(tmp_path / "keys"), "content": "secret-word\n", "no_diff": True, "validate": "judge %s"}
     answer = call(files=[wanted])
-    assert answer["failed"] and "secret-word" not in json.dumps(answer)
+    assert answer["failed"]
+    assert "secret-word" not in json.dumps(answer)
 
 
 def test_contents_are_not_repeated_as_invocation(call: Call, service: dict) -> None:

@@ -18,7 +18,8 @@ def test_output_and_status_are_kept_apart() -> None:
 
 def test_a_missing_program_is_an_answer() -> None:
     done = run(["no-such-program-here"])
-    assert done.missing and done.rc == 127
+    assert done.missing
+    assert done.rc == 127
 
 
 def test_a_file_that_cannot_be_executed_is_no_missing_program(tmp_path: Path) -> None:
@@ -36,13 +37,15 @@ def test_the_locale_is_c_and_sbin_is_searched(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("LANG", "de_DE.UTF-8")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     out = run(["env"]).out.splitlines()
-    assert "LC_ALL=C" in out and "LANG=C" in out and not any(line.startswith("LC_MESSAGES") for line in out)
+    assert "LC_ALL=C" in out
+    assert "LANG=C" in out
+    assert not any(line.startswith("LC_MESSAGES") for line in out)
     assert "/usr/sbin" in next(line for line in out if line.startswith("PATH=")).split("=", 1)[1].split(":")
 
 
 def test_a_hang_ends_at_the_deadline_with_its_children(tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises(DeadlineError, match="no answer within 0.3 s"):
+    with pytest.raises(DeadlineError, match=r"no answer within 0\.3 s"):
         run(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], timeout_s=0.3)
     assert time.monotonic() - began < 3
     pid = int((tmp_path / "pid").read_text())
@@ -62,7 +65,7 @@ def test_stdin_is_given_or_empty() -> None:
 
 
 def test_must_run_names_what_was_wanted() -> None:
-    with pytest.raises(ToolError, match="wanted the state. Next: look there"):
+    with pytest.raises(ToolError, match=r"wanted the state\. Next: look there"):
         must_run(["sh", "-c", "echo broken >&2; exit 1"], "the state", "look there")
     with pytest.raises(ToolError, match="not found"):
         must_run(["no-such-program-here"], "x", "y")

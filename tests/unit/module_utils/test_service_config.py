@@ -69,7 +69,8 @@ def test_what_a_unit_that_is_to_run_needs(seen: UnitState, action: str | None, e
         (RUNNING._replace(active="active", file_state="masked", load="masked"), ("stop",)),
     ],
 )
-def test_what_a_rival_needs_C25(seen: UnitState, expected: tuple) -> None:
+def test_what_a_rival_needs_c25(seen: UnitState, expected: tuple) -> None:
+    """C25."""
     assert verbs(seen, state="absent_ok_masked") == expected
 
 
@@ -120,20 +121,24 @@ def test_a_rival_is_never_started_and_ours_never_stopped(seen: UnitState, action
 
 
 @given(STATES)
-def test_missing_stopped_running_are_the_only_words_C79(seen: UnitState) -> None:
+def test_missing_stopped_running_are_the_only_words_c79(seen: UnitState) -> None:
+    """C79."""
     assert units.first_word(seen) in ("missing", "stopped", "running")
     assert (units.first_word(seen) == "missing") == (seen.load == "not-found")
 
 
 def test_a_unit_is_up_when_it_runs_or_has_done_its_work() -> None:
     done = RUNNING._replace(active="inactive", type="oneshot", ran=True)
-    assert done.up and not done._replace(result="exit-code").up
-    assert not done._replace(remains=True).up and not done._replace(ran=False).up
+    assert done.up
+    assert not done._replace(result="exit-code").up
+    assert not done._replace(remains=True).up
+    assert not done._replace(ran=False).up
     for active, expected in (("active", True), ("activating", False), ("failed", False)):
         assert RUNNING._replace(active=active).up is expected
 
 
-def test_many_units_are_one_question_and_absence_is_an_answer_C79(node: FakeNode) -> None:
+def test_many_units_are_one_question_and_absence_is_an_answer_c79(node: FakeNode) -> None:
+    """C79."""
     node.set_units({"a.service": {"active": "active", "file_state": "enabled"}})
     seen = units.show_units(["a", "b.timer"])
     assert [units.first_word(seen[name]) for name in ("a", "b.timer")] == ["running", "missing"]

@@ -21,10 +21,8 @@ def leave_note(root: Path, note: Any) -> None:
 
 
 def chronyc(node: FakeNode, tracking: str, sources: str) -> None:
-    node.program(
-        "chronyc",
-        f"#!/bin/sh\ncase $3 in tracking) cat {FIXTURES}/{tracking}.csv;; sources) cat {FIXTURES}/{sources}.csv;; esac\n",
-    )
+    cases = f"tracking) cat {FIXTURES}/{tracking}.csv;; sources) cat {FIXTURES}/{sources}.csv;;"
+    node.program("chronyc", f"#!/bin/sh\ncase $3 in {cases} esac\n")
 
 
 def verdicts(rows: list[dict]) -> dict[str, str]:
@@ -50,7 +48,8 @@ def test_another_source_than_the_relay_fails(node: FakeNode, tmp_path: Path) -> 
 
 def test_where_the_role_never_ran_nothing_is_judged(node: FakeNode, tmp_path: Path) -> None:
     (row,) = time_checks.checks(str(tmp_path))
-    assert row["verdict"] == "not_judged" and "time_sync" in row["reason"]
+    assert row["verdict"] == "not_judged"
+    assert "time_sync" in row["reason"]
 
 
 @pytest.mark.parametrize(
@@ -73,10 +72,12 @@ def test_where_the_role_never_ran_nothing_is_judged(node: FakeNode, tmp_path: Pa
 def test_a_note_that_cannot_be_used_is_unknown_never_ok(note: Any, node: FakeNode, tmp_path: Path) -> None:
     leave_note(tmp_path, note)
     (row,) = time_checks.checks(str(tmp_path))
-    assert row["verdict"] == "unknown" and "time_sync.json" in row["reason"]
+    assert row["verdict"] == "unknown"
+    assert "time_sync.json" in row["reason"]
 
 
-def test_a_daemon_that_is_down_fails_C28(node: FakeNode, tmp_path: Path) -> None:
+def test_a_daemon_that_is_down_fails_c28(node: FakeNode, tmp_path: Path) -> None:
+    """C28."""
     leave_note(tmp_path, NOTE)
     node.set_units({"chrony.service": {"file_state": "enabled", "active": "failed"}})
     node.answers("chronyc", "506 Cannot talk to daemon\n", 1)
@@ -84,7 +85,8 @@ def test_a_daemon_that_is_down_fails_C28(node: FakeNode, tmp_path: Path) -> None
     assert verdicts(rows) == {"time.synchronised": "fail", "time.sources": "unknown", "time.offset": "unknown"}
 
 
-def test_a_daemon_that_may_not_run_in_a_container_is_not_judged_C33(node: FakeNode, tmp_path: Path) -> None:
+def test_a_daemon_that_may_not_run_in_a_container_is_not_judged_c33(node: FakeNode, tmp_path: Path) -> None:
+    """C33."""
     leave_note(tmp_path, NOTE)
     condition = "ConditionCapability=CAP_SYS_TIME"
     node.set_units({"chrony.service": {"file_state": "enabled", "asked": True, "condition": condition}})
