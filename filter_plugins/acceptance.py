@@ -17,6 +17,8 @@ CONNECTION = (
     "ansible_become_user", "ansible_python_interpreter",
 )  # fmt: skip
 PREFIXES = ("rack_", "acceptance_", "gpu_policy_", "node_agent_", "package_mirror_", "time_sync_")
+# A result that gpu.yml keeps as a fact of every host, not a rack fact: the plan is handed over host by host.
+DERIVED = ("rack_plan",)
 # Not even under those names: a report is read by more people than the inventory.
 SECRET = re.compile(r"pass(word|phrase)?(_|$)|secret|token|credential|(^|_)psk(_|$)|_keys?$")
 
@@ -87,6 +89,7 @@ def acceptance_facts(hostvars: Any, hosts: Any) -> dict[str, dict[str, Any]]:
     for host in hosts or []:
         variables = hostvars[host]
         names = [str(name) for name in variables if name in CONNECTION or str(name).startswith(PREFIXES)]
+        names = [name for name in names if name not in DERIVED]
         facts[str(host)] = {}
         for name in names:
             try:
@@ -132,16 +135,19 @@ def _line(host: str, check: str, rows: list[Row]) -> tuple[str, ...]:
     if verdict != "pass":
         # One bad row speaks for itself; the others are in the report.
         return host, check, verdict, str(len(rows)), _short(f"{worst['subject']}: {_why(worst)}")
-    unit = f" {worst['unit']}" if worst["unit"] else ""
-    shown = dict.fromkeys(str(row["measured"]) for row in rows if row["measured"] is not None)
-    return host, check, verdict, str(len(rows)), _short("; ".join(f"{text}{unit}" for text in shown))
+    shown = dict.fromkeys(_with_unit(row["measured"], row) for row in rows if row["measured"] is not None)
+    return host, check, verdict, str(len(rows)), _short("; ".join(shown))
+
+
+def _with_unit(value: Any, row: Row) -> str:
+    text = ", ".join(str(one) for one in value) if isinstance(value, list) else str(value)
+    return f"{text} {row['unit']}" if row["unit"] else text
 
 
 def _why(row: Row) -> str:
     if row["reason"]:
         return str(row["reason"])
-    unit = f" {row['unit']}" if row["unit"] else ""
-    return f"{row['measured']}{unit}, expected {row['expected']}{unit}"
+    return f"{_with_unit(row['measured'], row)}, expected {_with_unit(row['expected'], row)}"
 
 
 def _short(text: Any) -> str:

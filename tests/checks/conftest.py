@@ -187,21 +187,27 @@ def record(
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """A test that ends without rows leaves one that says why: unknown is a finding too."""
     outcome = yield
-    if call.excinfo is None or getattr(item, "rows", None) is not None or outcome.skipped:
+    error = call.excinfo.value if call.excinfo else None
+    unfinished = error is not None or call.when == "call"
+    if getattr(item, "rows", None) is not None or outcome.skipped or not unfinished:
         return outcome
     node = item.config.stash[NODES][item.callspec.params["_testinfra_host"].backend.get_hostname()]  # type: ignore[attr-defined]
-    error = call.excinfo.value
-    reason = str(error)
-    if not isinstance(error, (nodes.UnreadableError, nodes.UnsetError)):
-        reason = f"the check itself broke: {type(error).__name__}: {error}"
-    hint = "set it in the inventory" if isinstance(error, nodes.UnsetError) else None
-    row = rows.row(_check_id(item), node.name, rows.UNKNOWN, reason=reason, hint=hint)
+    row = rows.row(_check_id(item), node.name, rows.UNKNOWN, **_why_no_rows(error))
     item.rows = item.config.stash[REPORT].add(node.name, [row], node.variables.get("acceptance_waivers"))  # type: ignore[attr-defined]
-    if isinstance(error, (nodes.UnreadableError, nodes.UnsetError)):
+    outcome.outcome = "failed" if item.rows[0]["verdict"] in rows.BAD else "passed"  # type: ignore[attr-defined]
+    if error is None or isinstance(error, (nodes.UnreadableError, nodes.UnsetError)):
         outcome.longrepr = rows.sentence(item.rows[0])  # type: ignore[attr-defined]
-    if item.rows[0]["verdict"] not in rows.BAD:  # type: ignore[attr-defined]
-        outcome.outcome = "passed"  # waived
     return outcome
+
+
+def _why_no_rows(error: BaseException | None) -> dict[str, str]:
+    if error is None:
+        return {"reason": "the check itself broke: it ended without a row"}
+    if isinstance(error, nodes.UnreadableError):
+        return {"reason": str(error)}
+    if isinstance(error, nodes.UnsetError):
+        return {"reason": str(error), "hint": "set it in the inventory"}
+    return {"reason": f"the check itself broke: {type(error).__name__}: {error}"}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -196,8 +196,7 @@ def processes(root, name):
 
 
 def sockets(root):
-    """Listening TCP and bound, unconnected UDP sockets: protocol, address, port and the name of a process."""
-    owners = _socket_owners(root)
+    """Listening TCP and bound, unconnected UDP sockets: protocol, address and port."""
     found = []
     for protocol, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
         for line in (_text(os.path.join(root, "proc/net", protocol)) or "").splitlines()[1:]:
@@ -205,14 +204,7 @@ def sockets(root):
             if words[3] != state:
                 continue
             address, port = words[1].split(":")
-            found.append(
-                {
-                    "protocol": protocol.rstrip("6"),
-                    "address": _address(address),
-                    "port": int(port, 16),
-                    "process": owners.get(words[9]),
-                }
-            )
+            found.append({"protocol": protocol.rstrip("6"), "address": _address(address), "port": int(port, 16)})
     return found
 
 
@@ -221,18 +213,6 @@ def _address(text):
     words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
     return str(ipaddress.ip_address(packed))
-
-
-def _socket_owners(root):
-    owners = {}
-    for path in glob.glob(os.path.join(root, "proc/[0-9]*/fd/*")):
-        try:
-            target = os.readlink(path)
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            owners[target[8:-1]] = _text(os.path.join(os.path.dirname(os.path.dirname(path)), "comm"))
-    return owners
 
 
 def answers(place):

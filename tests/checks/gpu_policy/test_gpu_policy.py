@@ -172,8 +172,7 @@ def test_inventory_bus_and_nvml_count_the_same_gpus(node: Node, record: Record) 
         answering = None
         troubles.append(str(trouble))
     fields: dict[str, Any] = {
-        "expected": declared,
-        "unit": "GPUs",
+        "expected": f"{declared} GPUs",
         "source": "inventory, pci, nvml",
         "measured": f"{len(devices) - len(gone)} on the bus, {'unknown' if answering is None else answering} in NVML",
         "reason": "; ".join(troubles) or None,

@@ -138,19 +138,19 @@ def test_the_proxy_serves_the_racks_networks_only(node: Node, record: Record) ->
 
 
 def _listening_row(node: Node) -> Row:
-    """squid listens for clients on its one port. Its UDP socket for name look-ups has a random one."""
+    """The one port for clients is open, and squid.conf opens no other."""
     port = node.setting("package_mirror_port")
-    ports = sorted(
-        {one["port"] for one in node.section("sockets") if one["process"] == "squid" and one["protocol"] == "tcp"}
-    )
+    listening = any(one["protocol"] == "tcp" and one["port"] == port for one in node.section("sockets"))
+    content = (node.file(SQUID_CONF) or {}).get("content", "")
+    others = [words for words in re.findall(r"^\s*https?_port\s+(\S+)", content, re.MULTILINE) if words != str(port)]
     return judged(
         CHECK,
         f"port {port}",
-        ports == [port],
-        expected=[port],
-        measured=ports,
-        source="/proc/net",
-        hint="only http_port of the role belongs in squid.conf",
+        listening and not others,
+        expected=f"{port} open",
+        measured=("open" if listening else "closed") + (f", also {', '.join(others)}" if others else ""),
+        source="/proc/net, squid.conf",
+        hint="systemctl status squid; only the role's http_port belongs in squid.conf",
     )
 
 

@@ -29,7 +29,9 @@ FREE_STRATUM = 10  # `local` and orphan mode announce this or more; so does whoe
 NEVER = "4294967295"
 STALE_S, STALE_POLLS = 600.0, 8.0  # 8 missed polls empty the reach register
 UPSTREAMS_ANSWERING = 3  # the fewest that can outvote one liar
-SETTLE_S = 15  # how long a daemon may take to choose a source after a restart; it is waited for on the node
+# A daemon that was just started is waited for on the node: some seconds until it follows a source, and two more until
+# its skew (ppm) is a measurement and no longer a million. One that has been up is not waited for at all.
+SETTLE_S, SETTLED_PPM = 20, 500
 
 
 def reads(node: Node) -> dict[str, Any]:
@@ -37,9 +39,8 @@ def reads(node: Node) -> dict[str, Any]:
     chronyc = ["chronyc", "-c", "-N"]
     return {
         "commands": {
-            # Returns at once when the clock follows something.
             "chronyc waitsync": {
-                "argv": ["chronyc", "waitsync", str(SETTLE_S), "0", "0", "1"],
+                "argv": ["chronyc", "waitsync", str(SETTLE_S), "0", str(SETTLED_PPM), "1"],
                 "timeout_s": SETTLE_S + 5,
             },
             "chronyc tracking": {"argv": [*chronyc, "tracking"]},

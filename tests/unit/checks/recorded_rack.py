@@ -1,0 +1,120 @@
+"""Run the real check files, by pytest as a rack's run does, on evidence that was recorded from the demo rack."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+EVIDENCE = Path(__file__).parent / "evidence"
+RACK = {
+    "rack_site": "demo",
+    "rack_name": "demo-a1",
+    "rack_networks": ["10.213.1.0/24"],
+    "rack_gpus": [
+        {"model": "NVIDIA A100 80GB PCIe", "count": 4, "power_max_w": 300, "power_min_w": 150, "link_width": 16}
+    ],
+}
+VARIABLES = {
+    "relay-a1": {
+        **RACK,
+        "ansible_host": "10.213.1.21",
+        "time_sync_upstreams": [f"10.213.0.{number}" for number in range(11, 15)],
+    },
+    "gpu-a1": {**RACK, "ansible_host": "10.213.1.31"},
+}
+GROUPS = {"relay-a1": "relays", "gpu-a1": "gpu_nodes"}
+
+
+def good_evidence(base: str) -> dict[str, Any]:
+    """As recorded; the agent's files are those of this checkout, which has gone on since the recording."""
+    evidence = json.loads((EVIDENCE / f"{base}.json").read_text())
+    if base.startswith("gpu"):
+        package, programs = "/usr/lib/steadyrack/steadyrack", "/usr/lib/steadyrack"
+        files = ROOT / "roles" / "node_agent" / "files"
+        pynvml = importlib.util.find_spec("pynvml")
+        assert pynvml is not None
+        assert pynvml.origin is not None
+        sources = {f"{programs}/agent.py": files / "agent.py", f"{programs}/pynvml.py": Path(pynvml.origin)}
+        modules = {f"{package}/{path.name}": path for path in (ROOT / "module_utils" / "steadyrack").glob("*.py")}
+        evidence["files"][f"{package}/*.py"] = {name: _file(path, "0644") for name, path in modules.items()}
+        evidence["files"][f"{programs}/*.py"] = {name: _file(path, "0644") for name, path in sources.items()}
+        evidence["files"]["/usr/bin/steadyrack"] = {"/usr/bin/steadyrack": _file(files / "steadyrack", "0755")}
+    return evidence
+
+
+def _file(path: Path, mode: str) -> dict[str, Any]:
+    return {"mode": mode, "uid": 0, "mtime": 0.0, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+@dataclass
+class Outcome:
+    """What one run of pytest on the checks left."""
+
+    code: int
+    output: str
+    report: dict[str, Any]
+
+    def rows(self, host: str, check: str | None = None) -> list[dict[str, Any]]:
+        return [row for row in self.report["checks"] if row["host"] == host and check in (None, row["id"])]
+
+    def bad(self, host: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows(host) if row["verdict"] in ("fail", "unknown")]
+
+
+@dataclass
+class Rack:
+    """An inventory and a folder of evidence, to be filled and then run."""
+
+    folder: Path
+    checks: Path = ROOT / "tests" / "checks"
+    hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    groups: dict[str, dict[str, Any]] = field(default_factory=lambda: {"relays": {}, "gpu_nodes": {}})
+
+    def add(
+        self,
+        name: str,
+        base: str,
+        break_it: Callable[[dict[str, Any]], object] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        group: str | None = None,
+    ) -> None:
+        """A host like `base` whose evidence `break_it` has changed. None of it when `break_it` returns False."""
+        evidence = good_evidence(base)
+        keep = break_it(evidence) if break_it else None
+        self.folder.mkdir(exist_ok=True)
+        if keep is not False:
+            (self.folder / f"{name}.json").write_text(json.dumps(evidence))
+        own = {**copy.deepcopy(VARIABLES[base]), **(variables or {})}
+        if GROUPS[base] == "relays" and name != base:
+            own["rack_site"] = name  # or every node would have to follow this relay as well
+        self.hosts[name] = own
+        self.groups.setdefault(group or GROUPS[base], {})[name] = {}
+
+    def run(self, *options: str, hosts: str = "ansible://all") -> Outcome:
+        inventory, report = self.folder / "inventory.yml", self.folder / "report.json"
+        children = {group: {"hosts": members} for group, members in self.groups.items()}
+        inventory.write_text(json.dumps({"all": {"hosts": self.hosts, "children": children}}))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            str(self.checks),
+            "-q",
+            f"--ansible-inventory={inventory}",
+            f"--hosts={hosts}",
+            f"--evidence={self.folder}",
+            f"--report={report}",
+            *options,
+        ]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=120)
+        found = json.loads(report.read_text()) if report.exists() else {}
+        return Outcome(done.returncode, done.stdout + done.stderr, found)

@@ -1,0 +1,813 @@
+"""Each check passes on good evidence and fails on the fault that it is there for.
+
+All variations are hosts of one inventory, judged in one run. A variation names every bad row it should cause,
+so that a fault which trips an unrelated check is a failure here, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from recorded_rack import GROUPS, Outcome, Rack
+
+Evidence = dict[str, Any]
+POLICY = "/etc/steadyrack/gpu_policy.json"
+CHRONY = "/etc/chrony/chrony.conf"
+SOURCES = "/etc/chrony/steadyrack.d/*.sources"
+SQUID = "/etc/squid/squid.conf"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault. `bad`: check id → the worst verdict of its rows; `text` occurs in one of the bad rows."""
+
+    name: str
+    base: str
+    break_it: Callable[[Evidence], object] | None = None
+    bad: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    group: str | None = None
+
+
+# --- small faults --------------------------------------------------------------------------------
+
+
+def command(label: str, pattern: str, new: str) -> Callable[[Evidence], object]:
+    """Other words in what a command printed."""
+
+    def change(evidence: Evidence) -> None:
+        record = evidence["commands"][label]
+        record["out"], count = re.subn(pattern, new, record["out"], flags=re.MULTILINE)
+        assert count, f"{pattern} does not occur in {label}: {record['out']}"
+
+    return change
+
+
+def says(label: str, out: str, rc: int = 1) -> Callable[[Evidence], object]:
+    return lambda evidence: evidence["commands"][label].update(out=out, rc=rc)
+
+
+def column(label: str, place: int, value: str, line: int = 0) -> Callable[[Evidence], object]:
+    """Another value in one column of a `chronyc -c` report."""
+
+    def change(evidence: Evidence) -> None:
+        lines = evidence["commands"][label]["out"].splitlines()
+        words = lines[line].split(",")
+        words[place] = value
+        lines[line] = ",".join(words)
+        evidence["commands"][label]["out"] = "\n".join(lines) + "\n"
+
+    return change
+
+
+def unit(name: str, **properties: str) -> Callable[[Evidence], object]:
+    return lambda evidence: evidence["units"][name].update(properties)
+
+
+def gpu(place: int, **values: Any) -> Callable[[Evidence], object]:
+    return lambda evidence: evidence["nvml"]["gpus"][place].update(values)
+
+
+def card_lost(evidence: Evidence) -> None:
+    """NVML does not even give a handle; the bus answers with ones."""
+    evidence["nvml"]["gpus"][1] = {"errors": {"handle": 15}}
+    evidence["pci"][1]["gone"] = True
+
+
+def end(device: int, place: int, **values: str) -> Callable[[Evidence], object]:
+    return lambda evidence: evidence["pci"][device]["path_up"][place].update(values)
+
+
+def content(path: str, old: str, new: str, pattern: str | None = None) -> Callable[[Evidence], object]:
+    """Other text in a file; it was there when the daemon started."""
+
+    def change(evidence: Evidence) -> None:
+        file = evidence["files"][pattern or path][path]
+        assert re.search(old, file["content"]), f"{old} does not occur in {path}"
+        file["content"] = re.sub(old, new, file["content"], count=1)
+
+    return change
+
+
+def without_file(pattern: str, path: str | None = None) -> Callable[[Evidence], object]:
+    return lambda evidence: evidence["files"][pattern].pop(path or pattern)
+
+
+def edited_after_start(path: str) -> Callable[[Evidence], object]:
+    return lambda evidence: evidence["files"][path][path].update(mtime=evidence["now"])
+
+
+def both(*changes: Callable[[Evidence], object]) -> Callable[[Evidence], object]:
+    return lambda evidence: [change(evidence) for change in changes] and None
+
+
+def chronyd_down(evidence: Evidence) -> None:
+    evidence["processes"]["chronyd"] = []
+    evidence["units"]["chrony.service"].update(ActiveState="inactive", SubState="dead")
+    for label in ("chronyc tracking", "chronyc sources"):
+        says(label, "506 Cannot talk to daemon\n")(evidence)
+
+
+TIMES = ("time.synchronised", "time.offset")
+DOWN = {
+    "time.daemon": "fail",
+    "time.config": "fail",
+    "time.synchronised": "fail",
+    "time.sources": "unknown",
+    "time.offset": "unknown",
+}
+NODE_CHECKS = (
+    "gpu.count",
+    "gpu.power_cap",
+    "gpu.persistence",
+    "pcie.width",
+    "agent.files",
+    "agent.units",
+    "package.relay_only",
+    "time.daemon",
+    "time.config",
+    "time.synchronised",
+    "time.sources",
+    "time.offset",
+)
+NVML_GONE = {"gpu.count": "fail", "gpu.power_cap": "unknown", "gpu.persistence": "unknown"}
+
+CASES = [
+    Case("relay-a1", "relay-a1"),
+    Case("gpu-a1", "gpu-a1"),
+    # --- time.daemon ---
+    Case("chronyd-down", "gpu-a1", chronyd_down, DOWN, "506 Cannot talk to daemon"),
+    Case("chronyd-not-enabled", "relay-a1", unit("chrony.service", UnitFileState="disabled"), {"time.daemon": "fail"}),
+    Case(
+        "chrony-half-installed",
+        "gpu-a1",
+        lambda e: e["packages"]["chrony"].update(status="half-configured"),
+        {"time.daemon": "fail"},
+        "install ok half-configured",
+    ),
+    Case("c78-held-is-installed", "gpu-a1", lambda e: e["packages"]["chrony"].update(want="hold")),
+    Case(
+        "timesyncd-too",
+        "gpu-a1",
+        unit(
+            "systemd-timesyncd.service",
+            LoadState="loaded",
+            UnitFileState="enabled",
+            ActiveState="active",
+            SubState="running",
+        ),
+        {"time.daemon": "fail"},
+        "systemd-timesyncd.service",
+    ),
+    Case(
+        "c79-masked-is-out-of-the-way",
+        "gpu-a1",
+        unit("systemd-timesyncd.service", LoadState="masked", UnitFileState="masked"),
+    ),
+    # --- time.config ---
+    Case("config-edited-not-loaded", "relay-a1", edited_after_start(CHRONY), {"time.config": "fail"}, "was written"),
+    Case(
+        "config-has-a-pool",
+        "gpu-a1",
+        content(CHRONY, r"\A", "pool 2.debian.pool.ntp.org iburst\n"),
+        {"time.config": "fail"},
+        "2.debian.pool.ntp.org",
+    ),
+    Case(
+        "config-reads-dhcp-sources",
+        "gpu-a1",
+        content(CHRONY, r"\A", "sourcedir /run/chrony-dhcp\n"),
+        {"time.config": "fail"},
+        "/run/chrony-dhcp",
+    ),
+    Case(
+        "config-not-ours",
+        "gpu-a1",
+        content(CHRONY, r"(?m)^sourcedir .*$", ""),
+        {"time.config": "fail"},
+        "does not read /etc/chrony/steadyrack.d",
+    ),
+    Case(
+        "config-elsewhere",
+        "gpu-a1",
+        lambda e: e["processes"]["chronyd"][0]["argv"].extend(["-f", "/tmp/other.conf"]),
+        {"time.config": "fail"},
+        "-f /tmp/other.conf",
+    ),
+    Case("config-gone", "gpu-a1", without_file(CHRONY), {"time.config": "fail"}),
+    Case(
+        "sources-file-differs",
+        "gpu-a1",
+        content("/etc/chrony/steadyrack.d/steadyrack.sources", r"10\.213\.1\.21", "10.213.1.99", SOURCES),
+        {"time.config": "fail"},
+        "10.213.1.99",
+    ),
+    # --- time.synchronised, time.offset ---
+    Case(
+        "follows-nobody",
+        "gpu-a1",
+        both(column("chronyc tracking", 0, "00000000"), column("chronyc tracking", 13, "Not synchronised")),
+        {"time.synchronised": "fail", "time.offset": "unknown"},
+        "follows nobody",
+    ),
+    Case(
+        "follows-itself",
+        "relay-a1",
+        both(column("chronyc tracking", 0, "7F7F0101"), column("chronyc tracking", 2, "10")),
+        {"time.synchronised": "fail", "time.offset": "unknown"},
+        "local fallback",
+    ),
+    Case(
+        "free-running-relay",
+        "gpu-a1",
+        column("chronyc tracking", 2, "11"),
+        {"time.synchronised": "fail", "time.offset": "unknown"},
+        "runs free",
+    ),
+    Case(
+        "stale",
+        "gpu-a1",
+        column("chronyc tracking", 3, "1000000000.0"),
+        {"time.synchronised": "fail", "time.offset": "unknown"},
+        "last update",
+    ),
+    Case(
+        "two-upstreams-silent",
+        "relay-a1",
+        both(column("chronyc sources", 5, "0", 0), column("chronyc sources", 5, "0", 1)),
+        {"time.synchronised": "fail"},
+        "only 2 of 4 upstreams answer",
+    ),
+    Case("one-upstream-silent", "relay-a1", column("chronyc sources", 5, "0", 0)),
+    Case(
+        "c28-daemon-not-asked",
+        "gpu-a1",
+        says("chronyc tracking", "501 Not authorised\n"),
+        {"time.synchronised": "unknown", "time.offset": "unknown"},
+        "501 Not authorised",
+    ),
+    Case(
+        "tracking-garbled",
+        "gpu-a1",
+        says("chronyc tracking", "Reference ID    : 0AD50115\n", 0),
+        {"time.synchronised": "unknown", "time.offset": "unknown"},
+        "not 14 columns",
+    ),
+    Case(
+        "tracking-in-words",
+        "gpu-a1",
+        column("chronyc tracking", 4, "slow"),
+        {"time.synchronised": "unknown", "time.offset": "unknown"},
+        "slow",
+    ),
+    Case("offset-above-alarm", "gpu-a1", column("chronyc tracking", 4, "-0.031"), {"time.offset": "fail"}, "31."),
+    Case("dispersion-above-alarm", "gpu-a1", column("chronyc tracking", 11, "0.040"), {"time.offset": "fail"}, "40."),
+    Case("delay-above-alarm", "gpu-a1", column("chronyc tracking", 10, "0.070"), {"time.offset": "fail"}, "35."),
+    Case(
+        "alarm-of-the-inventory",
+        "gpu-a1",
+        column("chronyc tracking", 4, "0.010"),
+        {"time.offset": "fail"},
+        variables={"time_sync_alarm_ms": 8},
+    ),
+    # --- time.sources ---
+    Case(
+        "c27-pool-left-behind",
+        "gpu-a1",
+        lambda e: e["commands"]["chronyc sources"].update(
+            out=e["commands"]["chronyc sources"]["out"] + "^,-,hora.rediris.es,2,6,377,12,0.0001,0.0001,0.002\n"
+        ),
+        {"time.sources": "fail"},
+        "hora.rediris.es",
+    ),
+    Case(
+        "upstream-missing",
+        "relay-a1",
+        command("chronyc sources", r"^.*10\.213\.0\.14.*\n", ""),
+        {"time.sources": "fail"},
+        "10.213.0.14",
+    ),
+    Case(
+        "no-sources",
+        "gpu-a1",
+        command("chronyc sources", r"^.*\n", ""),
+        {"time.sources": "fail", "time.synchronised": "fail", "time.offset": "unknown"},
+        "does not have it",
+    ),
+    Case(
+        "relay-silent",
+        "gpu-a1",
+        both(column("chronyc sources", 1, "?"), column("chronyc sources", 5, "0")),
+        {"time.sources": "fail", "time.synchronised": "fail", "time.offset": "unknown"},
+        "no other source is usable",
+    ),
+    Case(
+        "refclock-is-not-compared",
+        "relay-a1",
+        lambda e: e["commands"]["chronyc sources"].update(
+            out=e["commands"]["chronyc sources"]["out"] + "#,-,PPS0,0,4,377,12,0.0001,0.0001,0.002\n"
+        ),
+    ),
+    # --- package.relay_only ---
+    Case(
+        "no-proxy",
+        "gpu-a1",
+        command("apt-config", r"^Acquire::http::Proxy .*$", ""),
+        {"package.relay_only": "fail"},
+        "no proxy",
+    ),
+    Case(
+        "other-proxy",
+        "gpu-a1",
+        command("apt-config", r'^(Acquire::https::Proxy) ".*"', r'\1 "http://203.0.113.1:3128"'),
+        {"package.relay_only": "fail"},
+        "203.0.113.1",
+    ),
+    Case(
+        "one-host-direct",
+        "gpu-a1",
+        command("apt-config", r"\A", 'Acquire::http::Proxy::deb.debian.org "DIRECT";\n'),
+        {"package.relay_only": "fail"},
+        "DIRECT",
+    ),
+    Case(
+        "strange-detect-script",
+        "gpu-a1",
+        command("apt-config", r'^(Acquire::http::Proxy) ".*"', r'\1-Auto-Detect "/tmp/x"'),
+        {"package.relay_only": "fail"},
+        "/tmp/x",
+    ),
+    Case(
+        "proxy-refuses",
+        "gpu-a1",
+        lambda e: e["tcp"].update({"10.213.1.21 3128": "[Errno 111] Connection refused"}),
+        {"package.relay_only": "fail"},
+        "refused",
+    ),
+    Case(
+        "apt-config-missing",
+        "gpu-a1",
+        lambda e: e["commands"]["apt-config"].update(rc=None, error="not installed"),
+        {"package.relay_only": "unknown"},
+        "not installed",
+    ),
+    Case(
+        "squid-stopped",
+        "relay-a1",
+        both(unit("squid.service", ActiveState="inactive", SubState="dead"), lambda e: e.update(sockets=[])),
+        {"package.relay_only": "fail"},
+        "inactive",
+    ),
+    Case(
+        "squid-second-port",
+        "relay-a1",
+        content(SQUID, r"\A", "http_port 8080\n"),
+        {"package.relay_only": "fail"},
+        "8080",
+    ),
+    Case(
+        "squid-open-to-all",
+        "relay-a1",
+        content(SQUID, "http_access deny all", "http_access allow all"),
+        {"package.relay_only": "fail"},
+        "allow all",
+    ),
+    Case(
+        "squid-more-networks",
+        "relay-a1",
+        content(SQUID, r"(?m)^acl rack src .*$", r"acl rack src 10.0.0.0/8"),
+        {"package.relay_only": "fail"},
+        "10.0.0.0/8",
+    ),
+    Case(
+        "squid-includes-more",
+        "relay-a1",
+        content(SQUID, r"\A", "include /etc/squid/conf.d/*.conf\n"),
+        {"package.relay_only": "fail"},
+        "conf.d",
+    ),
+    Case(
+        "squid-edited-not-loaded",
+        "relay-a1",
+        edited_after_start(SQUID),
+        {"package.relay_only": "fail"},
+        "written after",
+    ),
+    # --- agent ---
+    Case(
+        "agent-edited",
+        "gpu-a1",
+        lambda e: e["files"]["/usr/lib/steadyrack/steadyrack/*.py"]["/usr/lib/steadyrack/steadyrack/nvml.py"].update(
+            sha256="0"
+        ),
+        {"agent.files": "fail"},
+        "not of this version: /usr/lib/steadyrack/steadyrack/nvml.py",
+    ),
+    Case(
+        "agent-file-missing",
+        "gpu-a1",
+        without_file("/usr/lib/steadyrack/*.py", "/usr/lib/steadyrack/pynvml.py"),
+        {"agent.files": "fail"},
+        "missing: /usr/lib/steadyrack/pynvml.py",
+    ),
+    Case(
+        "agent-file-of-old-version",
+        "gpu-a1",
+        lambda e: e["files"]["/usr/lib/steadyrack/steadyrack/*.py"].update(
+            {"/usr/lib/steadyrack/steadyrack/old.py": {}}
+        ),
+        {"agent.files": "fail"},
+        "not ours: /usr/lib/steadyrack/steadyrack/old.py",
+    ),
+    Case(
+        "launcher-writable",
+        "gpu-a1",
+        lambda e: e["files"]["/usr/bin/steadyrack"]["/usr/bin/steadyrack"].update(mode="0777"),
+        {"agent.files": "fail"},
+        "0777",
+    ),
+    Case(
+        "boot-unit-disabled",
+        "gpu-a1",
+        unit("steadyrack-gpu.service", UnitFileState="disabled"),
+        {"agent.units": "fail"},
+    ),
+    Case(
+        "boot-unit-failed",
+        "gpu-a1",
+        unit("steadyrack-gpu.service", ActiveState="failed", Result="exit-code"),
+        {"agent.units": "fail"},
+        "exit-code",
+    ),
+    Case(
+        "verify-failed",
+        "gpu-a1",
+        unit("steadyrack-gpu-verify.service", Result="timeout"),
+        {"agent.units": "fail"},
+        "timeout",
+    ),
+    Case(
+        "verify-does-nothing",
+        "gpu-a1",
+        unit("steadyrack-gpu-verify.service", ExecStart="{ path=/bin/true ; argv[]=/bin/true ; }"),
+        {"agent.units": "fail"},
+    ),
+    Case(
+        "timer-stopped",
+        "gpu-a1",
+        unit("steadyrack-gpu.timer", ActiveState="inactive", SubState="dead"),
+        {"agent.units": "fail"},
+        "inactive",
+    ),
+    Case(
+        "timer-masked",
+        "gpu-a1",
+        unit(
+            "steadyrack-gpu.timer", LoadState="masked", UnitFileState="masked", ActiveState="inactive", SubState="dead"
+        ),
+        {"agent.units": "fail"},
+        "masked",
+    ),
+    Case(
+        "c79-timer-unknown",
+        "gpu-a1",
+        unit("steadyrack-gpu.timer", LoadState="not-found", UnitFileState="", ActiveState="inactive", SubState="dead"),
+        {"agent.units": "fail"},
+        "missing",
+    ),
+    Case(
+        "unit-edited-not-loaded",
+        "gpu-a1",
+        unit("steadyrack-gpu.service", NeedDaemonReload="yes"),
+        {"agent.units": "fail"},
+        "changed on disk",
+    ),
+    Case(
+        "systemd-does-not-answer",
+        "gpu-a1",
+        lambda e: e.update(units={name: {"error": "systemctl show: no answer within 10 s"} for name in e["units"]}),
+        {"agent.units": "unknown", "time.daemon": "unknown"},
+        "no answer within 10 s",
+    ),
+    # --- gpu.count ---
+    Case(
+        "card-lost",
+        "gpu-a1",
+        card_lost,
+        {"gpu.count": "fail", "gpu.power_cap": "unknown", "gpu.persistence": "unknown", "pcie.width": "unknown"},
+        "fallen off the bus",
+    ),
+    Case(
+        "card-off-the-bus",
+        "gpu-a1",
+        lambda e: (e["pci"].pop(0), e["nvml"]["gpus"].pop(0)),
+        {"gpu.count": "fail"},
+        "3 on the bus, 3 in NVML",
+    ),
+    Case(
+        "card-swapped",
+        "gpu-a1",
+        gpu(2, name="NVIDIA A30"),
+        {"gpu.count": "fail", "gpu.power_cap": "unknown", "pcie.width": "unknown"},
+        "a30",
+    ),
+    Case("more-than-declared", "gpu-a1", None, {"gpu.count": "fail"}, variables={"gpu_policy_gpu_count": 3}),
+    Case(
+        "no-library",
+        "gpu-a1",
+        lambda e: e.update(
+            nvml={
+                "state": "done",
+                "asking": None,
+                "init": None,
+                "count": None,
+                "gpus": [],
+                "error": "libnvidia-ml.so.1: cannot open shared object file",
+            }
+        ),
+        NVML_GONE,
+        "cannot open shared object",
+    ),
+    Case(
+        "driver-mismatch",
+        "gpu-a1",
+        lambda e: e.update(
+            nvml={
+                "state": "done",
+                "asking": None,
+                "init": 18,
+                "count": None,
+                "gpus": [],
+                "error": "nvmlInit_v2 answered 18",
+            }
+        ),
+        NVML_GONE,
+        "driver and library of two versions",
+    ),
+    Case(
+        "nvml-hangs",
+        "gpu-a1",
+        lambda e: e["nvml"].update(state="silent", asking="nvmlDeviceGetUUID of GPU at place 2"),
+        {"gpu.count": "unknown", "gpu.power_cap": "unknown", "gpu.persistence": "unknown"},
+        "nvmlDeviceGetUUID",
+    ),
+    # --- gpu.power_cap ---
+    Case(
+        "cap-drifted",
+        "gpu-a1",
+        gpu(2, requested_mw=200000, enforced_mw=200000),
+        {"gpu.power_cap": "fail"},
+        "requested 200 W",
+    ),
+    Case("cap-not-applied", "gpu-a1", gpu(0, enforced_mw=310000), {"gpu.power_cap": "fail"}, "enforced 310 W"),
+    Case("cap-lower-by-bmc", "gpu-a1", gpu(0, enforced_mw=250000)),
+    Case(
+        "cap-unread",
+        "gpu-a1",
+        gpu(1, enforced_mw=None, errors={"enforced_mw": 3}),
+        {"gpu.power_cap": "unknown"},
+        "not supported",
+    ),
+    Case(
+        "cap-of-the-inventory",
+        "gpu-a1",
+        None,
+        {"gpu.power_cap": "fail"},
+        "requested 300 W",
+        variables={"gpu_policy_power_cap_w": 250},
+    ),
+    Case(
+        "cap-of-the-plan",
+        "gpu-a1",
+        None,
+        {"gpu.power_cap": "fail"},
+        "wanted 280 W",
+        variables={"acceptance_plan_cap_w": {"NVIDIA A100 80GB PCIe": 280}},
+    ),
+    Case(
+        "cap-auto-without-plan",
+        "gpu-a1",
+        None,
+        {"gpu.power_cap": "unknown"},
+        "power_cap_w is auto",
+        variables={
+            "rack_gpus": [
+                {
+                    "model": "A100 80GB PCIe",
+                    "count": 4,
+                    "power_max_w": 300,
+                    "power_min_w": 150,
+                    "power_cap_w": "auto",
+                    "link_width": 16,
+                }
+            ]
+        },
+    ),
+    Case(
+        "override-by-slot",
+        "gpu-a1",
+        None,
+        {"gpu.power_cap": "fail"},
+        "wanted 200 W",
+        variables={
+            "gpu_policy_overrides": [
+                {"bus_id": "31:00.0", "power_cap_w": 200},
+                {"model": "A100 80GB PCIe", "power_cap_percent": 100},
+            ]
+        },
+    ),
+    Case("policy-gone", "gpu-a1", without_file(POLICY), {"gpu.power_cap": "fail"}, "no cap survives a reboot"),
+    Case("policy-half-written", "gpu-a1", content(POLICY, r"(?s)\}\s*\Z", ""), {"gpu.power_cap": "fail"}, POLICY),
+    Case(
+        "policy-of-a-later-version",
+        "gpu-a1",
+        content(POLICY, r'"version": 1', '"version": 2'),
+        {"gpu.power_cap": "fail"},
+        "version 2",
+    ),
+    Case(
+        "policy-says-otherwise",
+        "gpu-a1",
+        content(POLICY, r'"power_cap_w": 300', '"power_cap_w": 150'),
+        {"gpu.power_cap": "fail"},
+        "150.0 W, wanted 300 W",
+    ),
+    # --- gpu.persistence ---
+    Case("persistence-off", "gpu-a1", gpu(3, persistence=0), {"gpu.persistence": "fail"}),
+    Case(
+        "persistence-unread",
+        "gpu-a1",
+        gpu(3, persistence=None, errors={"persistence": 4}),
+        {"gpu.persistence": "unknown"},
+        "no permission",
+    ),
+    # --- pcie.width ---
+    Case(
+        "narrow-link",
+        "gpu-a1",
+        both(end(1, 0, current_link_width="8"), end(1, 1, current_link_width="8"), gpu(1, link_width=8)),
+        {"pcie.width": "fail"},
+        "x8 at",
+    ),
+    Case("narrow-above-the-slot", "gpu-a1", end(1, -1, current_link_width="8"), {"pcie.width": "fail"}, "x8 at"),
+    Case("two-witnesses-disagree", "gpu-a1", gpu(1, link_width=8), {"pcie.width": "fail"}, "sysfs says x16, NVML x8"),
+    Case(
+        "width-unknown", "gpu-a1", end(1, 0, current_link_width="Unknown"), {"pcie.width": "unknown"}, "does not tell"
+    ),
+    Case("width-declared-8", "gpu-a1", None, {"pcie.width": "fail"}, variables={"gpu_policy_link_width": 8}),
+    # --- the host itself ---
+    Case(
+        "unreachable",
+        "gpu-a1",
+        lambda e: False,
+        dict.fromkeys(
+            (
+                "gpu.count",
+                "gpu.power_cap",
+                "gpu.persistence",
+                "pcie.width",
+                "agent.files",
+                "agent.units",
+                "package.relay_only",
+                "time.daemon",
+                "time.config",
+                "time.synchronised",
+                "time.sources",
+                "time.offset",
+            ),
+            "unknown",
+        ),
+        "unreachable",
+    ),
+    Case(
+        "template-not-resolved",
+        "gpu-a1",
+        None,
+        {"time.offset": "unknown"},
+        "only playbooks/acceptance.yml",
+        variables={"time_sync_alarm_ms": "{{ site_alarm_ms }}"},
+    ),
+    # --- waivers ---
+    Case(
+        "waived",
+        "gpu-a1",
+        gpu(3, persistence=0),
+        variables={
+            "acceptance_waivers": [
+                {
+                    "check": "gpu.persistence",
+                    "hosts": "wai*",
+                    "reason": "daemon comes with the next image",
+                    "expires": "2999-01-01",
+                }
+            ]
+        },
+    ),
+    Case(
+        "waived-elsewhere",
+        "gpu-a1",
+        gpu(3, persistence=0),
+        {"gpu.persistence": "fail"},
+        variables={
+            "acceptance_waivers": [
+                {"check": "gpu.persistence", "hosts": "gpu-b*", "reason": "another rack's", "expires": "2999-01-01"}
+            ]
+        },
+    ),
+    Case(
+        "waiver-expired",
+        "gpu-a1",
+        gpu(3, persistence=0),
+        {"gpu.persistence": "fail"},
+        variables={
+            "acceptance_waivers": [{"check": "gpu.persistence", "reason": "for a week", "expires": "2026-01-31"}]
+        },
+    ),
+    Case(
+        "waiver-without-reason",
+        "gpu-a1",
+        variables={"acceptance_waivers": [{"check": "gpu.count", "expires": "2999-01-01"}]},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    rack = Rack(tmp_path_factory.mktemp("rack"))
+    for case in CASES:
+        rack.add(case.name, case.base, case.break_it, case.variables, case.group)
+    return rack.run()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_fault_is_seen_by_its_check_and_by_no_other(case: Case, outcome: Outcome) -> None:
+    rows = outcome.rows(case.name)
+    assert rows, outcome.output[-3000:]
+    bad = outcome.bad(case.name)
+    seen = {row["id"]: {one["verdict"] for one in bad if one["id"] == row["id"]} for row in bad}
+    # The worst of a check's rows: a lost card also makes a row unknown beside the one that fails.
+    worst = {check: "fail" if "fail" in verdicts else "unknown" for check, verdicts in seen.items()}
+    assert worst == dict(case.bad), bad
+    if case.text:
+        told = [f"{row['subject']} {row['measured']} {row['reason']} {row['expected']}" for row in bad]
+        assert any(case.text in text for text in told), told
+
+
+def test_every_check_has_a_fault_that_it_sees() -> None:
+    ids = {check for case in CASES for check in case.bad}
+    assert ids == set(NODE_CHECKS)
+
+
+def test_the_run_fails_and_counts_every_row_once(outcome: Outcome) -> None:
+    verdicts = [row["verdict"] for row in outcome.report["checks"]]
+    assert outcome.code == 1
+    assert outcome.report["counts"] == {
+        word: verdicts.count(word) for word in ("pass", "fail", "unknown", "not_judged")
+    }
+
+
+def test_gpus_links_and_sources_have_a_row_each(outcome: Outcome) -> None:
+    links = {row["subject"] for row in outcome.rows("gpu-a1", "pcie.width")}
+    caps = {row["subject"] for row in outcome.rows("gpu-a1", "gpu.power_cap") if row["source"] == "nvml"}
+    assert links == {"0000:31:00.0", "0000:4b:00.0", "0000:b1:00.0", "0000:ca:00.0"}
+    assert len(caps) == 4
+    assert all(name.startswith("GPU-") for name in caps)
+    assert {row["subject"] for row in outcome.rows("relay-a1", "time.sources")} == {
+        f"10.213.0.{n}" for n in range(11, 15)
+    }
+
+
+def test_a_lower_cap_from_elsewhere_passes_with_a_warning(outcome: Outcome) -> None:
+    rows = [row for row in outcome.rows("cap-lower-by-bmc", "gpu.power_cap") if row["state"] == "capped_elsewhere"]
+    assert [(row["verdict"], row["severity"], row["measured"]) for row in rows] == [("pass", "warning", 250.0)]
+
+
+def test_a_waived_row_is_not_judged_and_says_what_it_was(outcome: Outcome) -> None:
+    rows = [row for row in outcome.rows("waived", "gpu.persistence") if row["state"] == "waived"]
+    assert [row["verdict"] for row in rows] == ["not_judged"]
+    assert "daemon comes with the next image" in rows[0]["reason"]
+    assert "it was fail" in rows[0]["reason"]
+
+
+def test_expired_and_malformed_waivers_are_problems_of_the_run(outcome: Outcome) -> None:
+    problems = " / ".join(outcome.report["problems"])
+    assert "waiver of gpu.persistence on * expired on 2026-01-31" in problems
+    assert "needs reason" in problems
+
+
+def test_groups_decide_which_checks_a_host_gets(outcome: Outcome) -> None:
+    assert GROUPS["relay-a1"] == "relays"
+    ids = {row["id"] for row in outcome.rows("relay-a1")}
+    assert ids == {
+        "package.relay_only",
+        "time.config",
+        "time.daemon",
+        "time.offset",
+        "time.sources",
+        "time.synchronised",
+    }
