@@ -60,6 +60,7 @@ def rules_of(override: dict[str, Any], place: int) -> tuple[list[dict[str, Any]]
 
 def gpu_policy_document(
     overrides: list[dict[str, Any]],
+    *,
     power_cap_w: Any,
     plan_cap_w: Any,
     link_width: Any,

@@ -62,12 +62,12 @@ gpu_info:
       elements: dict
 """
 
-import os  # noqa: E402
-import socket  # noqa: E402
+import os
+import socket
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.steadyrack import gpu_checks, gpu_policy, nvml, pcie  # noqa: E402
-from ansible.module_utils.steadyrack.errors import SteadyrackError  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.steadyrack import gpu_checks, gpu_policy, nvml, pcie
+from ansible.module_utils.steadyrack.errors import SteadyrackError
 
 # Where the file systems of the host begin; tests put a tree of their own here.
 ROOT = "/"

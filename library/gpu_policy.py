@@ -75,12 +75,12 @@ previous_path: {description: File on the host with the values before., type: str
 checks: {description: "Rows as from gpu_info, after the change.", type: list, elements: dict, returned: always}
 """
 
-import os  # noqa: E402
-import socket  # noqa: E402
+import os
+import socket
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.steadyrack import files, gpu_apply, gpu_policy  # noqa: E402
-from ansible.module_utils.steadyrack.errors import SteadyrackError, ToolError  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.steadyrack import files, gpu_apply, gpu_policy
+from ansible.module_utils.steadyrack.errors import SteadyrackError, ToolError
 
 # Where the file systems of the host begin; tests put a tree of their own here.
 ROOT = "/"
@@ -105,8 +105,9 @@ def bring(policy, path, content, apply_it, check_mode):
     return gpu_apply.apply(policy, ROOT, socket.gethostname(), check=check_mode, ready=ready)
 
 
-def result(outcome, policy, path, old, content, check_mode):
-    """What the module returns."""
+def result(outcome, policy, check_mode, path, contents):
+    """What the module returns; ``contents``: the file before and after."""
+    old, content = contents
     diff = [{"before_header": path, "after_header": path, "before": (old or b"").decode("utf-8", "replace"),
              "after": content.decode("utf-8")}]  # fmt: skip
     found = {"changed": old != content, "policy_changed": old != content, "state": "not_read", "gpus": [],
@@ -141,7 +142,7 @@ def main():
         outcome = bring(policy, path, content, module.params["apply"], module.check_mode)
     except SteadyrackError as error:
         module.fail_json(msg=str(error), error=error.as_dict())
-    found = result(outcome, policy, path, old, content, module.check_mode)
+    found = result(outcome, policy, module.check_mode, path, (old, content))
     if outcome is not None:
         for line in gpu_apply.warnings(outcome):
             module.warn(line)

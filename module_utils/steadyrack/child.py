@@ -8,6 +8,7 @@ the child without waiting for its end. A child that cannot be killed is left beh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -22,11 +23,11 @@ REAP_GRACE_S = 1.0
 Message = Dict[str, Any]
 
 
-class ChildSilent(Exception):
+class ChildSilentError(Exception):
     """The child said nothing within the deadline; it has been killed or left behind."""
 
 
-class ChildGone(Exception):
+class ChildGoneError(Exception):
     """The child ended without finishing its answer; ``how`` says by which signal or status."""
 
     def __init__(self, how: str) -> None:
@@ -49,11 +50,11 @@ class Channel:
             data = data[os.write(self.write_end, data) :]
 
     def receive(self, deadline_s: float | None = None) -> Message:
-        """The next message; EOFError when the other side has gone, ChildSilent after the deadline."""
+        """The next message; EOFError when the other side has gone, ChildSilentError after the deadline."""
         give_up = None if deadline_s is None else time.monotonic() + deadline_s
         while b"\n" not in self._rest:
             if give_up is not None and not _readable(self.read_end, give_up - time.monotonic()):
-                raise ChildSilent()
+                raise ChildSilentError()
             data = os.read(self.read_end, 65536)
             if not data:
                 raise EOFError
@@ -94,18 +95,18 @@ class Child:
         self.ended = False
 
     def send(self, message: Message) -> None:
-        """Ask the child something; ChildGone if it no longer listens."""
+        """Ask the child something; ChildGoneError if it no longer listens."""
         try:
             self._channel.send(message)
         except BrokenPipeError:
-            raise ChildGone(self._how_it_ended()) from None
+            raise ChildGoneError(self._how_it_ended()) from None
 
     def receive(self, deadline_s: float) -> Message:
-        """Its next message. On ChildSilent or ChildGone the child is no longer usable."""
+        """Its next message. On ChildSilentError or ChildGoneError the child is no longer usable."""
         try:
             return self._channel.receive(deadline_s)
         except EOFError:
-            raise ChildGone(self._how_it_ended()) from None
+            raise ChildGoneError(self._how_it_ended()) from None
 
     def stop(self) -> bool:
         """End the child, never waiting longer than the grace. False: it cannot be killed."""
@@ -159,10 +160,9 @@ def _run_child(serve: Callable[[Channel], None], read_end: int, write_end: int) 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         channel = Channel(*_only_these(read_end, write_end))
-        try:
+        # The parent let go: nothing left to do.
+        with contextlib.suppress(EOFError, BrokenPipeError):
             serve(channel)
-        except (EOFError, BrokenPipeError):
-            pass  # the parent let go: nothing left to do
         status = 0
     finally:
         os._exit(status)

@@ -64,6 +64,7 @@ def apply(
     policy: Policy,
     root: str = "/",
     host: str = "localhost",
+    *,
     check: bool = False,
     ready: Callable[[Outcome], None] | None = None,
     runner: Callable[..., Completed] = run,

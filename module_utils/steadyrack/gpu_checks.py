@@ -152,13 +152,14 @@ def cap_row(gpu: Record, wish: Wish, failure: str | None = None) -> Row:
     return _cap_row(gpu, wish, state, verdict.PASS if good else verdict.FAIL, _limits(gpu, wish), _CAP_HINTS.get(state))
 
 
-def _cap_row(gpu: Record, wish: Wish, state: str, judged: str, reason: str | None, hint: str | None) -> Row:
+def _cap_row(gpu: Record, wish: Wish, state: str, judged: str, *why: str | None) -> Row:
+    """``why``: reason and hint."""
     severity = verdict.WARNING if state == "capped_elsewhere" else None
     severity = verdict.CRITICAL if gpu["state"] != "ok" else severity
     return verdict.check_row(
-        "gpu.power_cap", subject(gpu), judged, state, severity,
+        "gpu.power_cap", subject(gpu), judged, state, severity=severity,
         expected=None if wish.cap_mw is None else wish.cap_mw / 1000, measured=gpu["power"]["enforced_w"], unit="W",
-        source="nvml", reason=reason, hint=hint,
+        source="nvml", reason=why[0], hint=why[1],
     )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import csv
 import re
-from xml.etree import ElementTree
 from typing import Any, Dict
+from xml.etree import ElementTree
 
 from . import pcie
 from .errors import InputError, ToolError
@@ -40,8 +40,9 @@ _PARTIAL = ("lost", "corrupted_inforom", "no_power", "interrupt_trouble")
 # The words for "no value" over driver generations, without brackets, lower case. "[Unknown Error]"
 # and ERR! are failures of one field, not of the row.
 NO_VALUE = (
-    "n/a", "not supported", "unknown", "not found", "not available", "none", "requested functionality has been deprecated",
-    "unknown error", "err!", "gpu is lost", "gpu requires reset", "insufficient permissions", "",
+    "n/a", "not supported", "unknown", "not found", "not available", "none", "unknown error",
+    "requested functionality has been deprecated", "err!", "gpu is lost", "gpu requires reset",
+    "insufficient permissions", "",
 )  # fmt: skip
 
 _UNREACHABLE = re.compile(
@@ -213,7 +214,7 @@ def parse_xml(text: str, rc: int = 0) -> Record:
     start = text.find("<?xml")
     body = text[max(start, 0) :]
     try:
-        top = ElementTree.fromstring(body)
+        top = ElementTree.fromstring(body)  # noqa: S314  a root program of this host, not the network
     except ElementTree.ParseError as error:
         raise ToolError("nvidia-smi -q -x", f"not XML ({error})", "its XML", "run it by hand") from None
     if top.tag != "nvidia_smi_log":

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, Iterable, Sequence, Tuple
 
 from . import files, pcie
-from .child import Channel, Child, ChildGone, ChildSilent
+from .child import Channel, Child, ChildGoneError, ChildSilentError
 from .errors import AccessError, DeadlineError, SteadyrackError, ToolError
 
 # Where role node_agent puts the binding: looked at first, so that nothing else on the node shadows it.
@@ -425,7 +425,7 @@ class Session:
         self._child: Child | None = None
         self._node: Record = {}
 
-    def __enter__(self) -> Session:  # noqa: PYI034  Self is not in Python 3.8's typing
+    def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -441,8 +441,7 @@ class Session:
         gpus: list[Record] = []
         if node["state"] == "ok":
             gpus = _Reading(self, node["count"], [pcie.bus_id(text) for text in bus_ids]).run()
-        record = dict(node, gpus=sorted(gpus, key=lambda gpu: gpu["bus_id"] or "~"), abandoned=list(self.abandoned))
-        return record
+        return dict(node, gpus=sorted(gpus, key=lambda gpu: gpu["bus_id"] or "~"), abandoned=list(self.abandoned))
 
     def set_power_limit(self, uuid: str, milliwatts: int) -> None:
         """Ask for a power limit; the caller reads it back. NvmlError on any answer but success."""
@@ -459,7 +458,7 @@ class Session:
         try:
             self._child.send({"do": what, "uuid": uuid, "value": value})
             answer = self.answer()
-        except (ChildSilent, ChildGone) as trouble:
+        except (ChildSilentError, ChildGoneError) as trouble:
             self.drop()
             raise DeadlineError(uuid, _no_answer(trouble), wanted, NEXT_STEPS["timeout"]) from None
         if answer["code"] is not None:
@@ -475,9 +474,9 @@ class Session:
         self._child = Child(partial(_serve, self._nvml, self.root))
         try:
             found = self.answer()["node"]
-        except ChildSilent:
+        except ChildSilentError:
             self._node = _node_record("timeout", None, {}, self.root)
-        except ChildGone as gone:
+        except ChildGoneError as gone:
             self._node = _node_record("error", gone.how, {}, self.root)
         else:
             self._node = _node_record(_node_state(found), found["code"], found, self.root)
@@ -495,15 +494,14 @@ class Session:
     def message(self, deadline_s: float | None = None) -> Record:
         """The child's next message. After an announced first contact the longer deadline holds."""
         if self._child is None:
-            raise ChildGone("no child")
-        message = self._child.receive(deadline_s or self.first_contact_s)
-        return message
+            raise ChildGoneError("no child")
+        return self._child.receive(deadline_s or self.first_contact_s)
 
     def request(self, message: Record) -> None:
         """Send the child something, starting one if the last was dropped."""
         node = self._start()
         if node["state"] != "ok" or self._child is None:
-            raise ChildGone("NVML is in state {}".format(node["state"]))
+            raise ChildGoneError("NVML is in state {}".format(node["state"]))
         self._child.send(message)
 
     def drop(self) -> None:
@@ -544,9 +542,9 @@ class _Reading:
                 if "done" in message:
                     return True
                 self._take(message)
-        except ChildSilent:
+        except ChildSilentError:
             return self._stuck("timeout", f"no answer within {self.now[2]:g} s", left)
-        except ChildGone as gone:
+        except ChildGoneError as gone:
             return self._stuck("unreachable", gone.how, left)
 
     def _take(self, message: Record) -> None:
@@ -653,7 +651,7 @@ def _node_reason(state: str, cause: Any, loaded: str | None, library: str | None
 
 
 def _no_answer(trouble: Exception) -> str:
-    return trouble.how if isinstance(trouble, ChildGone) else "no answer within the deadline"
+    return trouble.how if isinstance(trouble, ChildGoneError) else "no answer within the deadline"
 
 
 def _set_error(uuid: str, code: int, wanted: str) -> SteadyrackError:

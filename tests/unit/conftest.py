@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, Iterator
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gpu_node import LIBRARY, GpuNode  # noqa: E402
+from gpu_node import LIBRARY, GpuNode
 
 
 @pytest.fixture(scope="session")

@@ -124,7 +124,7 @@ class GpuNode:
         """Call `module:function` of our package with plain data; plain data comes back."""
         code = CALLER.format(module_utils=str(REPOSITORY / "module_utils"))
         command = [sys.executable, "-c", code, function, json.dumps(arguments), json.dumps(options)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -141,7 +141,9 @@ class GpuNode:
             root=str(self.root),
         )
         command = [sys.executable, "-c", code, json.dumps(arguments)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, user=user)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=60, user=user
+        )
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
 
@@ -153,9 +155,9 @@ class GpuNode:
             (home / "agent.py").symlink_to(AGENT)
             (home / "steadyrack").symlink_to(REPOSITORY / "module_utils/steadyrack")
         # The link is resolved by the command, so the package is found through PYTHONPATH here.
-        command = [sys.executable, AGENT, "--root", str(self.root), *words]
+        command = [sys.executable, str(AGENT), "--root", str(self.root), *words]
         env = {**self.environment, "PYTHONPATH": str(REPOSITORY / "module_utils"), **environment}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
 
     def policy(self, value: Any) -> None:
         """Put a policy file on the node."""

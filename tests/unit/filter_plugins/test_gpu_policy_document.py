@@ -2,16 +2,15 @@
 
 import pytest
 from ansible.errors import AnsibleFilterError
-
 from ansible.module_utils.steadyrack import gpu_policy as node_side
-
 from gpu_policy_filter import gpu_policy_document
 
 UUID = "GPU-657227da-611f-5a74-89fc-c3e616de4e02"
 
 
-def document(overrides=(), power_cap_w="auto", plan_cap_w=250, link_width=16, persistence_mode=True, gpu_count=4):
-    return gpu_policy_document(list(overrides), power_cap_w, plan_cap_w, link_width, persistence_mode, gpu_count)
+def document(overrides=(), **inputs):
+    defaults = {"power_cap_w": "auto", "plan_cap_w": 250, "link_width": 16, "persistence_mode": True, "gpu_count": 4}
+    return gpu_policy_document(list(overrides), **{**defaults, **inputs})
 
 
 def test_auto_takes_the_plans_cap_and_a_number_overrides_the_plan():

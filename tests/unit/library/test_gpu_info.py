@@ -53,7 +53,7 @@ def test_a_card_in_a_narrow_slot_is_seen_though_nvml_calls_it_perfect(gpu_node):
     assert (row["verdict"], row["state"], row["measured"]) == ("fail", "narrow_slot", 8)
 
 
-def test_C47_a_gpu_that_fell_off_is_named_by_slot_and_the_others_are_read(gpu_node):
+def test_c47_a_gpu_that_fell_off_is_named_by_slot_and_the_others_are_read(gpu_node):
     gpu_node.policy(policy(300))
     gpu_node.set("gpu.1.lost=1")
     found = gpu_node.module("gpu_info")["gpu_info"]

@@ -86,7 +86,7 @@ def test_one_gpu_by_uuid_gets_its_own_cap(gpu_node):
     assert caps(gpu_node) == [200.0, 249.0, 200.0, 200.0]
 
 
-def test_C38_one_cap_outside_its_cards_range_and_nothing_is_set_anywhere(make_gpu_node):
+def test_c38_one_cap_outside_its_cards_range_and_nothing_is_set_anywhere(make_gpu_node):
     node = make_gpu_node("a100-a30")
     result = node.module("gpu_policy", policy=policy(250))
     assert result["failed"] is True
@@ -105,7 +105,7 @@ def test_two_models_in_one_host_each_get_their_cap(make_gpu_node):
     assert caps(node) == [250.0, 250.0, 250.0, 150.0]
 
 
-def test_C38_what_was_before_can_be_looked_up(gpu_node):
+def test_c38_what_was_before_can_be_looked_up(gpu_node):
     result = gpu_node.module("gpu_policy", policy=policy(250))
     kept = json.loads((gpu_node.root / result["previous_path"].lstrip("/")).read_text())
     assert kept["gpus"][gpu_node.uuid(0)]["first"]["power_cap_w"] == 300.0
@@ -120,7 +120,7 @@ def test_a_set_that_is_accepted_and_not_applied_fails_the_task_with_its_rows(gpu
     assert caps(gpu_node) == [250.0, 300.0, 250.0, 250.0]
 
 
-def test_C39_a_refused_set_fails_with_the_reason_and_check_mode_only_tells_the_difference(gpu_node):
+def test_c39_a_refused_set_fails_with_the_reason_and_check_mode_only_tells_the_difference(gpu_node):
     gpu_node.set("fault.nvmlDeviceSetPowerManagementLimit=4")
     told = gpu_node.module("gpu_policy", policy=policy(250), _ansible_check_mode=True)
     assert "failed" not in told
@@ -148,7 +148,7 @@ def test_a_lost_gpu_is_warned_of_and_the_others_are_set(gpu_node):
     assert "fallen off the bus" in json.dumps(result["warnings"])
 
 
-def test_C56_a_gpu_that_hangs_is_warned_of_and_the_others_are_set(gpu_node):
+def test_c56_a_gpu_that_hangs_is_warned_of_and_the_others_are_set(gpu_node):
     gpu_node.set("gpu.0.delay_ms.nvmlDeviceGetPowerUsage=-1")
     result = gpu_node.module("gpu_policy", policy=policy(250))
     assert "failed" not in result
@@ -174,7 +174,7 @@ def test_a_lower_limit_of_the_board_controller_is_a_warning_and_stays_unchanged(
     assert "capped_elsewhere" in json.dumps(result["warnings"])
 
 
-def test_C81_check_mode_on_a_fresh_node_tells_the_intent_and_calls_the_gpus_unknown(gpu_node):
+def test_c81_check_mode_on_a_fresh_node_tells_the_intent_and_calls_the_gpus_unknown(gpu_node):
     del gpu_node.environment["LD_LIBRARY_PATH"]
     result = gpu_node.module("gpu_policy", policy=policy(250), _ansible_check_mode=True)
     assert "failed" not in result
@@ -215,7 +215,7 @@ def test_a_malformed_policy_is_refused_with_its_place(gpu_node, wrong, says):
     assert caps(gpu_node) == [300.0] * 4
 
 
-def test_C43_a_persistence_daemon_that_lost_the_race_at_boot_is_started_and_owns_persistence(gpu_node):
+def test_c43_a_persistence_daemon_that_lost_the_race_at_boot_is_started_and_owns_persistence(gpu_node):
     import sys
 
     from gpu_node import EMULATOR

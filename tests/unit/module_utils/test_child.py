@@ -5,7 +5,6 @@ import signal
 import time
 
 import pytest
-
 from ansible.module_utils.steadyrack import child, files
 
 
@@ -25,7 +24,7 @@ def test_messages_go_both_ways_whole_however_long():
 def test_a_silent_child_is_given_up_at_the_deadline_and_ended():
     made = child.Child(lambda _channel: time.sleep(60))
     began = time.monotonic()
-    with pytest.raises(child.ChildSilent):
+    with pytest.raises(child.ChildSilentError):
         made.receive(0.2)
     assert made.stop()
     assert 0.2 <= time.monotonic() - began < 2
@@ -35,11 +34,11 @@ def test_a_silent_child_is_given_up_at_the_deadline_and_ended():
 
 def test_a_child_that_crashes_says_by_which_signal():
     made = child.Child(lambda _channel: os.kill(os.getpid(), signal.SIGSEGV))
-    with pytest.raises(child.ChildGone, match="signal 11"):
+    with pytest.raises(child.ChildGoneError, match="signal 11"):
         made.receive(5)
 
 
-def test_C56_a_child_that_cannot_be_killed_is_not_waited_for():
+def test_c56_a_child_that_cannot_be_killed_is_not_waited_for():
     stuck = os.fork()
     if stuck == 0:
         time.sleep(60)
@@ -57,7 +56,7 @@ def descriptors(channel):
     channel.receive()
 
 
-def test_C56_a_stuck_child_keeps_neither_our_lock_nor_our_standard_output(tmp_path):
+def test_c56_a_stuck_child_keeps_neither_our_lock_nor_our_standard_output(tmp_path):
     path = str(tmp_path / "lock")
     with files.locked(path):
         made = child.Child(descriptors)

@@ -1,7 +1,6 @@
 """Errors carry the thing, what was seen, what was wanted and the next step."""
 
 import pytest
-
 from ansible.module_utils.steadyrack import errors
 
 
@@ -29,6 +28,6 @@ def test_every_error_of_the_project_is_a_steadyrack_error_and_names_its_kind():
     assert len(kinds) > 5
     for kind in kinds:
         assert issubclass(kind, errors.SteadyrackError)
-        assert kind("thing", "seen").as_dict() == {
+        assert errors.SteadyrackError.as_dict(kind("thing", "seen")) == {
             "kind": kind.__name__, "thing": "thing", "seen": "seen", "wanted": None, "next_step": None,
         }  # fmt: skip

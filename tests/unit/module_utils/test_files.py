@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from ansible.module_utils.steadyrack import errors, files
 
 AS_NOBODY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
@@ -106,7 +105,7 @@ def test_absent_and_half_written_json_are_told_apart(tmp_path):
         files.load_json(str(path))
 
 
-def test_C88_any_unicode_survives_the_round_trip(tmp_path):
+def test_c88_any_unicode_survives_the_round_trip(tmp_path):
     path = tmp_path / "state.json"
     files.atomic_write(str(path), files.dump_json({"owner": "Zoë Ä 東京"}))
     assert files.load_json(str(path)) == {"owner": "Zoë Ä 東京"}
@@ -125,6 +124,7 @@ def holder(tmp_path):
     path = tmp_path / "run/our.lock"
     command = [sys.executable, "-c", HOLDER, str(Path(files.__file__).parent.parent), str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     yield process, str(path)
     process.kill()

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.steadyrack import errors, nvidia_smi
 from hypothesis import given
 from hypothesis import strategies as st
-
-from ansible.module_utils.steadyrack import errors, nvidia_smi
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures/gpu"
 UUID = "GPU-657227da-611f-5a74-89fc-c3e616de4e02"
@@ -44,11 +43,11 @@ def fixture(name):
         (0, "", "ok"),
     ],
 )
-def test_C02_C53_C58_the_state_comes_from_the_exit_status_before_the_text(rc, text, state):
+def test_c02_c53_c58_the_state_comes_from_the_exit_status_before_the_text(rc, text, state):
     assert nvidia_smi.state_of(rc, text) == state
 
 
-def test_C02_a_message_where_rows_are_expected_gives_no_rows_and_the_library_it_names():
+def test_c02_a_message_where_rows_are_expected_gives_no_rows_and_the_library_it_names():
     record = nvidia_smi.parse_csv(
         "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.161\n", rc=18
     )
@@ -66,28 +65,29 @@ def test_C02_a_message_where_rows_are_expected_gives_no_rows_and_the_library_it_
         ("Unable to determine the device handle for gpu 1: GPU is lost.", None),  # 550 and 535 give an index
     ],
 )
-def test_C52_every_spelling_of_an_unreachable_gpu_is_recognised(line, bus_id):
+def test_c52_every_spelling_of_an_unreachable_gpu_is_recognised(line, bus_id):
     (found,) = nvidia_smi.unreachable(f"text before\n{line}\n")
     assert found["bus_id"] == bus_id
     assert found["raw"] == line
 
 
-def test_C52_rows_of_the_other_gpus_are_kept():
+def test_c52_rows_of_the_other_gpus_are_kept():
     record = nvidia_smi.parse_csv(
-        f"uuid, power.limit [W]\n{UUID}, 250.00 W\nUnable to determine the device handle for GPU0000:07:00.0: Unknown Error\n",
+        f"uuid, power.limit [W]\n{UUID}, 250.00 W\n"
+        "Unable to determine the device handle for GPU0000:07:00.0: Unknown Error\n",
         rc=15,
     )
     assert [row["uuid"] for row in record["rows"]] == [UUID]
     assert record["unreachable"][0]["bus_id"] == "0000:07:00.0"
 
 
-def test_C54_an_optional_field_the_driver_does_not_know_is_left_out_and_asked_again():
+def test_c54_an_optional_field_the_driver_does_not_know_is_left_out_and_asked_again():
     text = 'Field "device_minor" is not a valid field to query.\n'
     assert nvidia_smi.parse_csv(text, rc=2)["unknown_fields"] == ["device_minor"]
     assert nvidia_smi.without_unknown(["uuid", "device_minor"], text) == ["uuid"]
 
 
-def test_C54_a_required_field_the_driver_does_not_know_is_an_error():
+def test_c54_a_required_field_the_driver_does_not_know_is_an_error():
     with pytest.raises(errors.ToolError, match="nvidia-smi field uuid"):
         nvidia_smi.without_unknown(["uuid"], 'Field "uuid" is not a valid field to query.\n')
 
@@ -100,7 +100,7 @@ def test_C54_a_required_field_the_driver_does_not_know_is_an_error():
     ["N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unknown Error]", "Unknown", "[Not Found]", "n/a", "ERR!",
      "[GPU requires reset]", "", "  [ N/A ] "],
 )  # fmt: skip
-def test_C50_every_word_for_no_value_is_none(word):
+def test_c50_every_word_for_no_value_is_none(word):
     assert nvidia_smi.value(word) is None
     assert nvidia_smi.number(word) is None
 
@@ -144,9 +144,10 @@ def test_the_csv_of_both_drivers_gives_one_row_a_gpu(version):
     assert first["pcie.link.width.current"] == 16.0
 
 
-def test_C42_one_broken_field_is_none_with_its_text_and_a_draw_above_the_limit_is_no_error():
+def test_c42_one_broken_field_is_none_with_its_text_and_a_draw_above_the_limit_is_no_error():
     text = (
-        "name, utilization.gpu [%], utilization.memory [%], temperature.gpu, power.draw [W], power.limit [W], fan.speed [%], "
+        "name, utilization.gpu [%], utilization.memory [%], temperature.gpu, power.draw [W], power.limit [W], "
+        "fan.speed [%], "
         "clocks.current.graphics [MHz], clocks.current.memory [MHz], power.default_limit [W]\n"
         "GeForce RTX 2080 Ti, 100, 37, 56, 228.82, 210.00, 56, 1560, 6800, [Unknown Error]\n"
     )
@@ -157,7 +158,7 @@ def test_C42_one_broken_field_is_none_with_its_text_and_a_draw_above_the_limit_i
 
 
 @pytest.mark.parametrize("word", ["[Not Supported]", "[N/A]"])
-def test_C50_old_and_new_word_give_the_same_row(word):
+def test_c50_old_and_new_word_give_the_same_row(word):
     (row,) = nvidia_smi.parse_csv(f"a, b, c, d, e, f, g\n2004, 2004, 0, 44, {word}, 0, 0\n")["rows"]
     assert row["e"] is None
     assert (row["a"], row["c"], row["d"]) == (2004.0, 0.0, 44.0)
@@ -187,18 +188,26 @@ def test_the_xml_of_both_drivers_gives_the_facts_in_nvmls_names(version):
 
 
 def xml(inner):
-    return f"<?xml version=\"1.0\" ?>\n<nvidia_smi_log><driver_version>550.1</driver_version><gpu id='00000000:06:00.0'>{inner}</gpu></nvidia_smi_log>"
+    return (
+        '<?xml version="1.0" ?>\n<nvidia_smi_log><driver_version>550.1</driver_version>'
+        f"<gpu id='00000000:06:00.0'>{inner}</gpu></nvidia_smi_log>"
+    )
 
 
-OLD = "<power_readings><power_draw>99.00 W</power_draw><power_limit>420.00 W</power_limit><enforced_power_limit>420.00 W</enforced_power_limit></power_readings>"
-NEW = "<gpu_power_readings><current_power_limit>220.00 W</current_power_limit><requested_power_limit>220.00 W</requested_power_limit></gpu_power_readings>"
-BOARD = "<module_power_readings><current_power_limit>N/A</current_power_limit><requested_power_limit>N/A</requested_power_limit></module_power_readings>"
+def block(name, **limits):
+    inner = "".join(f"<{tag}>{text}</{tag}>" for tag, text in limits.items())
+    return f"<{name}>{inner}</{name}>"
+
+
+OLD = block("power_readings", power_draw="99.00 W", power_limit="420.00 W", enforced_power_limit="420.00 W")
+NEW = block("gpu_power_readings", current_power_limit="220.00 W", requested_power_limit="220.00 W")
+BOARD = block("module_power_readings", current_power_limit="N/A", requested_power_limit="N/A")
 
 
 @pytest.mark.parametrize(
     ("inner", "watts"), [(OLD, 420.0), (NEW, 220.0), (NEW + BOARD, 220.0), (BOARD + NEW, 220.0), (BOARD + OLD, 420.0)]
 )
-def test_C40_both_layouts_give_the_same_fact_and_the_board_never_overrides_the_gpu(inner, watts):
+def test_c40_both_layouts_give_the_same_fact_and_the_board_never_overrides_the_gpu(inner, watts):
     (gpu,) = nvidia_smi.parse_xml(xml(inner))["gpus"]
     assert (gpu["power"]["requested_w"], gpu["power"]["enforced_w"]) == (watts, watts)
 
@@ -206,12 +215,12 @@ def test_C40_both_layouts_give_the_same_fact_and_the_board_never_overrides_the_g
 @pytest.mark.parametrize(
     "inner", ["", BOARD, "<gpu_power_readings><limit>220 W</limit></gpu_power_readings>", "<watt_readings/>"]
 )
-def test_C40_an_unknown_layout_is_a_clear_error(inner):
+def test_c40_an_unknown_layout_is_a_clear_error(inner):
     with pytest.raises(errors.ToolError, match="layout we do not know"):
         nvidia_smi.parse_xml(xml(inner))
 
 
-def test_C38_requested_and_enforced_are_two_facts():
+def test_c38_requested_and_enforced_are_two_facts():
     inner = (
         "<gpu_power_readings><current_power_limit>500.00 W</current_power_limit><requested_power_limit>700.00 W"
         "</requested_power_limit><default_power_limit>700.00 W</default_power_limit><min_power_limit>200.00 W"
@@ -221,7 +230,7 @@ def test_C38_requested_and_enforced_are_two_facts():
     assert (power["requested_w"], power["enforced_w"]) == (700.0, 500.0)
 
 
-def test_C55_plain_na_and_missing_elements_are_none_and_the_uuid_stays():
+def test_c55_plain_na_and_missing_elements_are_none_and_the_uuid_stays():
     inner = (
         "<serial>N/A</serial><uuid>GPU-11111111-2222-3333-4444-555555555555</uuid><vbios_version>80.28.7A.00.14</vbios_version>"
         "<board_id>N/A</board_id><inforom_version><img_version>N/A</img_version></inforom_version>" + NEW
@@ -252,7 +261,7 @@ def test_what_is_not_its_xml_is_a_clear_error(text):
         (None, "not_told"),
     ],
 )
-def test_C51_the_recovery_field_decides_and_an_unknown_word_is_no_pass(action, state):
+def test_c51_the_recovery_field_decides_and_an_unknown_word_is_no_pass(action, state):
     element = "" if action is None else f"<gpu_recovery_action>{action}</gpu_recovery_action>"
     (gpu,) = nvidia_smi.parse_xml(xml(element + NEW))["gpus"]
     assert nvidia_smi.recovery_state(gpu["recovery_action"]) == state
@@ -261,7 +270,7 @@ def test_C51_the_recovery_field_decides_and_an_unknown_word_is_no_pass(action, s
 # --- list --------------------------------------------------------------------------------------
 
 
-def test_C49_mig_devices_stand_under_their_gpu_and_are_not_counted_as_gpus():
+def test_c49_mig_devices_stand_under_their_gpu_and_are_not_counted_as_gpus():
     text = (
         "GPU 0: A100-SXM4-40GB (UUID: GPU-11111111-2222-3333-4444-555555555555)\n"
         "  MIG 3g.20gb Device 0: (UUID: MIG-GPU-11111111-2222-3333-4444-555555555555/1/0)\n"

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.steadyrack import errors, pcie
 from hypothesis import given
 from hypothesis import strategies as st
-
-from ansible.module_utils.steadyrack import errors, pcie
 
 GPU = {
     "vendor": "0x10de",
@@ -104,7 +103,7 @@ def test_a_host_without_a_pci_bus_has_no_gpus(tmp_path):
     assert pcie.read_gpus(str(tmp_path)) == []
 
 
-def test_C47_a_gpu_that_answers_with_ones_has_fallen_off_and_its_neighbour_has_not(bus):
+def test_c47_a_gpu_that_answers_with_ones_has_fallen_off_and_its_neighbour_has_not(bus):
     bus.add("0000:30:02.0", **WELL)
     bus.add(
         "0000:30:02.0/0000:31:00.0", **{**GPU, "config": b"\xff" * 64}, revision="0xa1", **link("63", "63", "Unknown")
@@ -117,7 +116,7 @@ def test_C47_a_gpu_that_answers_with_ones_has_fallen_off_and_its_neighbour_has_n
     assert fallen["link"]["hops"][0]["width"] is None  # 63 is six bits of ones, not a width
 
 
-def test_C47_revision_ff_tells_where_the_configuration_space_cannot_be_read(bus):
+def test_c47_revision_ff_tells_where_the_configuration_space_cannot_be_read(bus):
     without = {key: value for key, value in GPU.items() if key != "config"}
     bus.add("0000:30:02.0", **without, revision="0xff")
     bus.add("0000:30:03.0", **without, revision="0xa1")
@@ -135,7 +134,7 @@ def test_a_link_of_the_declared_width_passes(bus):
     assert judged(bus)["verdict"] == "pass"
 
 
-def test_C59_low_speed_on_an_idle_gpu_is_no_finding(bus):
+def test_c59_low_speed_on_an_idle_gpu_is_no_finding(bus):
     slow = link("16", speed="2.5 GT/s PCIe")
     bus.add("0000:30:02.0", **slow)
     bus.add("0000:30:02.0/0000:31:00.0", **GPU, **slow)
@@ -143,7 +142,7 @@ def test_C59_low_speed_on_an_idle_gpu_is_no_finding(bus):
     assert judged(bus)["verdict"] == "pass"
 
 
-def test_C61_a_link_trained_too_narrow_fails_by_its_numbers(bus):
+def test_c61_a_link_trained_too_narrow_fails_by_its_numbers(bus):
     bus.add("0000:30:02.0", **link("8"))
     bus.add("0000:30:02.0/0000:31:00.0", **GPU, **link("8"))
     found = judged(bus)
@@ -198,7 +197,7 @@ def test_a_gpu_without_a_port_above_it_is_read_too(bus):
     ("text", "speed"),
     [("16.0 GT/s PCIe", 16.0), ("8 GT/s", 8.0), ("2.5 GT/s PCIe", 2.5), ("Unknown", None), (None, None)],
 )
-def test_C60_speeds_of_all_kernels_are_read_and_unknown_stays_unknown(text, speed):
+def test_c60_speeds_of_all_kernels_are_read_and_unknown_stays_unknown(text, speed):
     assert pcie.speed(text) == speed
 
 

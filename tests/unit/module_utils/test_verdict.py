@@ -3,7 +3,6 @@
 import re
 
 import pytest
-
 from ansible.module_utils.steadyrack import verdict
 
 
@@ -36,7 +35,7 @@ def test_not_judging_needs_a_reason(judged):
     "wrong", [{"verdict": "ok"}, {"verdict": "warning"}, {"severity": "bad"}, {"id": "gpu"}, {"id": "GPU.count"}]
 )
 def test_a_wrong_word_is_refused(wrong):
-    with pytest.raises(ValueError, match="none of|form"):
+    with pytest.raises(ValueError, match=r"none of|form"):
         verdict.check_row(**{"id": "gpu.count", "subject": "host", "verdict": "pass", **wrong})
 
 
