@@ -379,11 +379,11 @@ def test_every_key_that_the_library_reads_is_described() -> None:
     """A key that `set` refuses could never be set; one that nothing reads would be a fault that never happens."""
     sources = "".join(path.read_text() for path in sorted((HERE / "src").glob("*.c")))
     literal = re.findall(
-        r"emu_(?:gpu|gpu_int|life|life_int|store_life|forget_life)"
-        r'\((?:gpu|slot|i|other->slot|slots\[\w+\]|peer), "(\w+)"',
+        r"emu_(?:key|set_key|gpu|gpu_int|life|life_int|store_life|forget_life)"
+        r'\((?:EMU_\w+, )?(?:gpu|slot|i|other->slot|slots\[\w+\]|peer),\s*"(\w+)"',
         sources,
     )
-    table = re.findall(r"\{NVML_FI_\w+|\{FI_\w+", sources)
+    table = re.findall(r"\{(?:NVML_)?FI_\w+", sources)
     in_tables = re.findall(r'\{(?:NVML_)?FI_\w+, "(\w+)"', sources)
     assert len(in_tables) == len(table)
     macros = re.findall(r'^(?:TEXT|NUMBER|ENGINE|PROCESSES)\(.*"(\w+)"\)', sources, re.M)

@@ -1,4 +1,5 @@
-/* What every exported function does first: take the lock, be initialised, find the GPU, obey injected delays and errors. */
+/* What every exported function does first: take the lock, be initialised, find the GPU, obey injected delays and
+ * errors. */
 #ifndef NVML_EMULATOR_CALL_H
 #define NVML_EMULATOR_CALL_H
 

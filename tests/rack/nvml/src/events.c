@@ -1,5 +1,6 @@
-/* Events. emulator.py appends `event.<seq>=<gpu>:<type>:<data>` to the volatile file and raises `event_seq`; a set remembers the sequence
- * number at which each GPU was registered: what happened before registration is not delivered, as in the real library. */
+/* Events. emulator.py appends `event.<seq>=<gpu>:<type>:<data>` to the volatile file and raises `event_seq`; a set
+ * remembers the sequence number at which each GPU was registered: what happened before registration is not delivered,
+ * as in the real library. */
 #define _GNU_SOURCE
 #include "call.h"
 
@@ -7,8 +8,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* The file is looked at this often while waiting. inotify would be prompter, but its instances are few per user and every
- * container of the rack shares root's. */
+/* The file is looked at this often while waiting. inotify would be prompter, but its instances are few per user and
+ * every container of the rack shares root's. */
 #define POLL_NS 20000000
 
 struct nvmlEventSet_st {
@@ -40,9 +41,10 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 /* What 550 knows; a newer binding's "all" has more bits and is refused. */
 static unsigned long long supported(int gpu)
 {
-    return (unsigned long long)emu_number(emu_gpu(gpu, "event_types"), (double)(nvmlEventTypeSingleBitEccError | nvmlEventTypeDoubleBitEccError |
-                                                                               nvmlEventTypePState | nvmlEventTypeXidCriticalError |
-                                                                               nvmlEventTypeClock));
+    return (unsigned long long)emu_number(emu_gpu(gpu, "event_types"),
+                                          (double)(nvmlEventTypeSingleBitEccError | nvmlEventTypeDoubleBitEccError |
+                                                   nvmlEventTypePState | nvmlEventTypeXidCriticalError |
+                                                   nvmlEventTypeClock));
 }
 
 nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
@@ -118,7 +120,10 @@ static nvmlReturn_t wait_for(const char *function, nvmlEventSet_t set, nvmlEvent
     }
 }
 
-nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms) { return wait_for(__func__, set, data, timeout_ms); }
+nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
+{
+    return wait_for(__func__, set, data, timeout_ms);
+}
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
 {
     return wait_for(__func__, set, data, timeout_ms);

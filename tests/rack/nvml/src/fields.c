@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Newer than the CUDA 12.4 header, asked for by newer bindings; the 550 driver answers NOT_SUPPORTED unless the state has a value. */
+/* Newer than the CUDA 12.4 header, asked for by newer bindings; the 550 driver answers NOT_SUPPORTED unless the state
+ * has a value. */
 #define FI_GET_GPU_RECOVERY_ACTION 230
 
-/* Fields that are one number under one key. `fallback` is used when the key is absent; UNSUPPORTED then means NOT_SUPPORTED. */
+/* Fields that are one number under one key. `fallback` is used when the key is absent; UNSUPPORTED then means
+ * NOT_SUPPORTED. */
 #define UNSUPPORTED (-1)
 static const struct {
     unsigned int id;
@@ -103,12 +105,14 @@ static nvmlReturn_t plain_field(int gpu, nvmlFieldValue_t *field)
     }
     for (size_t i = 0; i < COUNT_OF(remap_fields); i++)
         if (remap_fields[i].id == field->fieldId)
-            return emu_mig_instances(gpu) ? NVML_ERROR_NOT_SUPPORTED : as_uint(field, (unsigned int)emu_gpu_int(gpu, remap_fields[i].key, 0));
+            return emu_mig_instances(gpu) ? NVML_ERROR_NOT_SUPPORTED
+                                          : as_uint(field, (unsigned int)emu_gpu_int(gpu, remap_fields[i].key, 0));
     for (size_t i = 0; i < COUNT_OF(ecc_fields); i++)
         if (ecc_fields[i].id == field->fieldId) {
             if (!emu_gpu_int(gpu, "ecc_mode", 1))
                 return NVML_ERROR_NOT_SUPPORTED;
-            long long count = ecc_fields[i].volatile_count ? emu_life_int(gpu, ecc_fields[i].key, 0) : emu_gpu_int(gpu, ecc_fields[i].key, 0);
+            long long count = ecc_fields[i].volatile_count ? emu_life_int(gpu, ecc_fields[i].key, 0)
+                                                           : emu_gpu_int(gpu, ecc_fields[i].key, 0);
             return as_ull(field, (unsigned long long)count);
         }
     return NVML_ERROR_NOT_SUPPORTED;
@@ -121,7 +125,8 @@ nvmlReturn_t emu_field(int gpu, nvmlFieldValue_t *field)
     if (power && field->scopeId != NVML_POWER_SCOPE_GPU)
         return NVML_ERROR_NOT_SUPPORTED;
     switch (field->fieldId) {
-    case NVML_FI_DEV_ECC_PENDING: return as_uint(field, (unsigned int)emu_gpu_int(gpu, "ecc_mode_pending", emu_gpu_int(gpu, "ecc_mode", 1)));
+    case NVML_FI_DEV_ECC_PENDING:
+        return as_uint(field, (unsigned int)emu_gpu_int(gpu, "ecc_mode_pending", emu_gpu_int(gpu, "ecc_mode", 1)));
     case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
     case NVML_FI_DEV_ENERGY: return as_ull(field, emu_energy(gpu));
     case NVML_FI_DEV_POWER_AVERAGE:
@@ -178,6 +183,7 @@ nvmlReturn_t nvmlDeviceClearFieldValues(nvmlDevice_t device, int count, nvmlFiel
     (void)noop;
     NEED(values && count > 0);
     for (int i = 0; i < count; i++)
-        values[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED; /* the header lists no field of a PCIe board that could be cleared */
+        values[i].nvmlReturn =
+            NVML_ERROR_NOT_SUPPORTED; /* the header lists no field of a PCIe board that could be cleared */
     return NVML_SUCCESS;
 }

@@ -35,13 +35,21 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static int clients_fd = -1;
 static int attach_count;
 
-/* What de-initialisation of a GPU forgets (NVIDIA's data persistence page): SW power cap, compute mode, application and locked
- * clocks, volatile ECC counts. */
+/* What de-initialisation of a GPU forgets (NVIDIA's data persistence page): SW power cap, compute mode, application and
+ * locked clocks, volatile ECC counts. */
 static const char *const lifecycle_keys[] = {
-    "power_limit_mw",      "compute_mode",         "ecc_volatile_corrected", "ecc_volatile_uncorrected",
-    "ecc_volatile_corrected_sram", "ecc_volatile_uncorrected_sram",
-    "app_clock_graphics",  "app_clock_mem",        "locked_clock_graphics_min", "locked_clock_graphics_max",
-    "locked_clock_mem_min", "locked_clock_mem_max",
+    "power_limit_mw",
+    "compute_mode",
+    "ecc_volatile_corrected",
+    "ecc_volatile_uncorrected",
+    "ecc_volatile_corrected_sram",
+    "ecc_volatile_uncorrected_sram",
+    "app_clock_graphics",
+    "app_clock_mem",
+    "locked_clock_graphics_min",
+    "locked_clock_graphics_max",
+    "locked_clock_mem_min",
+    "locked_clock_mem_max",
 };
 #define LIFECYCLE_COUNT (sizeof(lifecycle_keys) / sizeof(lifecycle_keys[0]))
 
@@ -149,8 +157,8 @@ static void load(emu_file file)
 
 static bool same_file(const struct stat *a, const struct stat *b)
 {
-    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
-           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
 static void refresh_one(emu_file file)
@@ -199,8 +207,8 @@ nvmlReturn_t emu_attach(void)
         if (pwrite(clients_fd, text, (size_t)length, 0) != length)
             fprintf(stderr, "nvml-emulator: cannot write %s: %s\n", path, strerror(errno));
     }
-    /* Going from exclusive to shared is not atomic: another client may raise the epoch once more in between, which changes nothing,
-     * for this process has stored nothing yet. */
+    /* Going from exclusive to shared is not atomic: another client may raise the epoch once more in between, which
+     * changes nothing, for this process has stored nothing yet. */
     while (flock(clients_fd, LOCK_SH) != 0 && errno == EINTR)
         ;
     attach_count = 1;
@@ -258,7 +266,10 @@ double emu_number(const char *text, double fallback)
     return strtod(text, NULL);
 }
 
-static long long to_int(const char *text, long long fallback) { return text && *text ? llround(emu_number(text, 0)) : fallback; }
+static long long to_int(const char *text, long long fallback)
+{
+    return text && *text ? llround(emu_number(text, 0)) : fallback;
+}
 
 long long emu_gpu_int(int gpu, const char *key, long long fallback) { return to_int(emu_gpu(gpu, key), fallback); }
 long long emu_int(const char *key, long long fallback) { return to_int(emu_get(key), fallback); }
@@ -276,7 +287,8 @@ int emu_gpu_count(void)
     return count < 0 ? 0 : count > EMU_MAX_GPUS ? EMU_MAX_GPUS : (int)count;
 }
 
-/* nvmlDeviceGetCount_v2 -> nvmlDeviceGetCount; the two other spellings of nvmlInit are one function to whoever injects a fault. */
+/* nvmlDeviceGetCount_v2 -> nvmlDeviceGetCount; the two other spellings of nvmlInit are one function to whoever injects
+ * a fault. */
 static void base_name(const char *function, char *out, size_t size)
 {
     snprintf(out, size, "%s", strcmp(function, "nvmlInitWithFlags") == 0 ? "nvmlInit" : function);

@@ -1,16 +1,17 @@
 /* What one host's emulated driver knows: two text files and who is connected.
  *
- * identity   <root>/var/lib/nvml-emulator/identity   survives a restart: profile, serials, firmware, aggregate ECC, faults
- * volatile   <root>/run/nvml-emulator/volatile       lost at a restart: caps, persistence, compute mode, counters, events
- * clients    <root>/run/nvml-emulator/clients        every client holds a shared flock on it; its text is the epoch (below)
+ * identity   <root>/var/lib/nvml-emulator/identity   survives a restart: profile, serials, firmware, aggregate ECC,
+ * faults volatile   <root>/run/nvml-emulator/volatile       lost at a restart: caps, persistence, compute mode,
+ * counters, events clients    <root>/run/nvml-emulator/clients        every client holds a shared flock on it; its text
+ * is the epoch (below)
  *
- * Lines are `key=value`. `gpu.N.key` belongs to GPU N (N = the slot in the profile, not the NVML index); `gpu.*.key` is the default for
- * all. A volatile value wins over an identity value. README.md lists the keys.
+ * Lines are `key=value`. `gpu.N.key` belongs to GPU N (N = the slot in the profile, not the NVML index); `gpu.*.key` is
+ * the default for all. A volatile value wins over an identity value. README.md lists the keys.
  *
- * The epoch. A real driver forgets caps, compute mode and volatile ECC counts of a GPU when its last client leaves with persistence
- * mode off. Nobody is there to do the forgetting when a client is killed, so it is done late: whoever connects and can take the clients
- * file's lock exclusively knows that nobody else was connected, and raises the epoch by one. A GPU's lifecycle values count only
- * if persistence mode is on or if they were stored in the present epoch.
+ * The epoch. A real driver forgets caps, compute mode and volatile ECC counts of a GPU when its last client leaves with
+ * persistence mode off. Nobody is there to do the forgetting when a client is killed, so it is done late: whoever
+ * connects and can take the clients file's lock exclusively knows that nobody else was connected, and raises the epoch
+ * by one. A GPU's lifecycle values count only if persistence mode is on or if they were stored in the present epoch.
  */
 #ifndef NVML_EMULATOR_STATE_H
 #define NVML_EMULATOR_STATE_H
@@ -34,7 +35,8 @@ typedef enum { EMU_IDENTITY, EMU_VOLATILE, EMU_FILES } emu_file;
 void emu_lock(void);
 void emu_unlock(void);
 
-/* Re-reads a file whose stat changed. False when the driver is not there: no identity, or /run not prepared since boot. */
+/* Re-reads a file whose stat changed. False when the driver is not there: no identity, or /run not prepared since boot.
+ */
 bool emu_refresh(void);
 
 /* Connects this process (shared flock, epoch); the second and later calls only count. */
@@ -54,14 +56,15 @@ long long emu_gpu_int(int gpu, const char *key, long long fallback);
 long long emu_life_int(int gpu, const char *key, long long fallback);
 long long emu_int(const char *key, long long fallback);
 
-/* `gpu.N.<prefix>.<function>`, or with gpu < 0 `<prefix>.<function>`: the exact export name, the name without _vN, or `*`. */
+/* `gpu.N.<prefix>.<function>`, or with gpu < 0 `<prefix>.<function>`: the exact export name, the name without _vN, or
+ * `*`. */
 const char *emu_per_function(const char *prefix, const char *function, int gpu);
 
 int emu_gpu_count(void);
 bool emu_persistence(int gpu);
 
-/* Read-modify-write under the file's lock, replaced by rename: no reader sees half a file, no writer loses another's change.
- * A NULL value deletes. Returns false when the file cannot be written. */
+/* Read-modify-write under the file's lock, replaced by rename: no reader sees half a file, no writer loses another's
+ * change. A NULL value deletes. Returns false when the file cannot be written. */
 typedef struct {
     char key[96];
     const char *value;

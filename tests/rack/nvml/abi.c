@@ -1,5 +1,5 @@
-/* Prints, as JSON, size and field offsets of every structure that crosses the library's border, as NVIDIA's header has them. The tests
- * compare the bindings' ctypes structures with this: a wrong field shows as numbers, not as a crash. */
+/* Prints, as JSON, size and field offsets of every structure that crosses the library's border, as NVIDIA's header has
+ * them. The tests compare the binding's ctypes structures with this: a wrong field shows as numbers, not as a crash. */
 #define NVML_NO_UNVERSIONED_FUNC_DEFS 1
 #include <nvml.h>
 #include <stddef.h>
@@ -13,15 +13,20 @@ static const char *between_structs = "", *between_fields = "";
     between_structs = ","; \
     between_fields = "";
 #define F(field) \
-    printf("%s\"" #field "\": [%zu, %zu]", between_fields, offsetof(this_type, field), sizeof(((this_type *)0)->field)); \
+    printf("%s\"" #field "\": [%zu, %zu]", between_fields, offsetof(this_type, field), \
+           sizeof(((this_type *)0)->field)); \
     between_fields = ", ";
 #define END printf("}}");
 
+/* clang-format off */
 int main(void)
 {
     printf("{");
     { STRUCT(nvmlPciInfo_t) F(busIdLegacy) F(domain) F(bus) F(device) F(pciDeviceId) F(pciSubSystemId) F(busId) END }
-    { STRUCT(nvmlPciInfoExt_v1_t) F(version) F(domain) F(bus) F(device) F(pciDeviceId) F(pciSubSystemId) F(baseClass) F(subClass) F(busId) END }
+    {
+        STRUCT(nvmlPciInfoExt_v1_t) F(version) F(domain) F(bus) F(device) F(pciDeviceId) F(pciSubSystemId) F(baseClass)
+        F(subClass) F(busId) END
+    }
     { STRUCT(nvmlUtilization_t) F(gpu) F(memory) END }
     { STRUCT(nvmlMemory_t) F(total) F(free) F(used) END }
     { STRUCT(nvmlMemory_v2_t) F(version) F(total) F(reserved) F(free) F(used) END }
@@ -33,11 +38,16 @@ int main(void)
     { STRUCT(nvmlEccErrorCounts_t) F(l1Cache) F(l2Cache) F(deviceMemory) F(registerFile) END }
     {
         STRUCT(nvmlEccSramErrorStatus_v1_t)
-        F(version) F(aggregateUncParity) F(aggregateUncSecDed) F(aggregateCor) F(volatileUncParity) F(volatileUncSecDed) F(volatileCor)
-        F(aggregateUncBucketL2) F(aggregateUncBucketSm) F(aggregateUncBucketPcie) F(aggregateUncBucketMcu) F(aggregateUncBucketOther)
+        F(version) F(aggregateUncParity) F(aggregateUncSecDed) F(aggregateCor) F(volatileUncParity)
+        F(volatileUncSecDed) F(volatileCor)
+        F(aggregateUncBucketL2) F(aggregateUncBucketSm) F(aggregateUncBucketPcie) F(aggregateUncBucketMcu)
+        F(aggregateUncBucketOther)
         F(bThresholdExceeded) END
     }
-    { STRUCT(nvmlFieldValue_t) F(fieldId) F(scopeId) F(timestamp) F(latencyUsec) F(valueType) F(nvmlReturn) F(value) END }
+    {
+        STRUCT(nvmlFieldValue_t) F(fieldId) F(scopeId) F(timestamp) F(latencyUsec) F(valueType) F(nvmlReturn) F(value)
+        END
+    }
     { STRUCT(nvmlEventData_t) F(device) F(eventType) F(eventData) F(gpuInstanceId) F(computeInstanceId) END }
     { STRUCT(nvmlExcludedDeviceInfo_t) F(pciInfo) F(uuid) END }
     { STRUCT(nvmlGpuFabricInfo_t) F(clusterUuid) F(status) F(cliqueId) F(state) END }
