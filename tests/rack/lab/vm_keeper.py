@@ -31,6 +31,11 @@ FORWARDED = "10.0.2.15"
 """The guest's address on QEMU's user network; written in tests/rack/vm/tree/etc/systemd/network."""
 FORWARDED_MAC = "52:54:00:0a:00:0f"
 RACK_MAC = "52:54:00:0a:01:{:02x}"
+CPU_MODEL = {"kvm": "max", "tcg": "Nehalem"}
+"""Emulated, a plain processor: each feature of a newer one has udev load one more module, seconds a boot in all."""
+KERNEL_WORDS = "root=/dev/vda rw console=ttyS0 mitigations=off lsm=landlock,yama,apparmor systemd.ssh_auto=no"
+"""lsm= without bpf spares systemd the loading of a BPF program at each boot (5 s emulated), ssh_auto a search for
+sockets a virtual machine could be reached at. Neither touches what roles set or read."""
 QMP_TIMEOUT_S = 20.0
 _LINK = re.compile(r'^Fast link dest: "(.*)"$', re.M)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -115,11 +120,12 @@ def qemu_words(spec: Mapping[str, Any], clock: str | None) -> list[str]:
     """
     words = [
         "qemu-system-x86_64", "-name", f"{spec['name']},process=rack-vm-{spec['name']}",
-        "-accel", "kvm" if spec["accelerator"] == "kvm" else "tcg,thread=multi", "-cpu", "max",
+        "-accel", "kvm" if spec["accelerator"] == "kvm" else "tcg,thread=multi",
+        "-machine", "q35,sata=off,smbus=off", "-cpu", CPU_MODEL[spec["accelerator"]],
         "-smp", str(spec["cpus"]), "-m", str(spec["memory_mib"]),
         "-nodefaults", "-no-user-config", "-display", "none", "-rtc", rtc_option(clock),
         "-action", "reboot=shutdown,shutdown=pause,panic=shutdown",
-        "-kernel", "kernel", "-initrd", "initrd", "-append", "root=/dev/vda rw console=ttyS0 mitigations=off",
+        "-kernel", "kernel", "-initrd", "initrd", "-append", KERNEL_WORDS,
         "-drive", "file=disk.img,format=raw,if=virtio,cache=unsafe,discard=unmap",
         "-netdev", f"user,id=n0,restrict=on,hostfwd=tcp:127.0.0.1:{spec['port']}-{FORWARDED}:22",
         "-device", f"virtio-net-pci,netdev=n0,mac={FORWARDED_MAC},romfile=",

@@ -51,8 +51,8 @@ def test_clock_is_utc_unless_it_says_otherwise(text: str) -> None:
     assert vm.parse_clock(text) == datetime.datetime(2025, 11, 30, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("text", ["yesterday", "2019-12-31", "2035-06-01", ""])
-def test_clock_that_the_guest_would_not_keep_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["yesterday", "1999-12-31", "2038-06-01", ""])
+def test_clock_that_no_hardware_clock_says_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         vm.parse_clock(text)
 
