@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import HOSTS
+from demo_rack import HOSTS
 
 CONF = "/etc/chrony/chrony.conf"
 

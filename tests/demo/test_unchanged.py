@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import HOSTS, NODES, REPORT, not_passed, report_rows
+from demo_rack import HOSTS, NODES, REPORT, not_passed, report_rows
 
 COMMANDS_A_NODE = 20
 RESULTS_A_NODE = 40
