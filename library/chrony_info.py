@@ -52,8 +52,11 @@ state:
   description: "C(down), C(unreadable), C(unsynchronised), C(islanded), C(stale) or C(synchronised)."
   type: str
   returned: always
-offset_s: {description: "Offset of the system clock, + = ahead; null when it follows nobody.", type: float, returned: always}
-bound_s: {description: "The most the clock can be wrong; null when it follows nobody.", type: float, returned: always}
+offset_s:
+  description: Offset of the system clock, + = ahead; null when it follows nobody.
+  type: float
+  returned: always
+bound_s: {description: "The most it can be wrong; null when it follows nobody.", type: float, returned: always}
 tracking: {description: "Columns of chronyc tracking; null when the daemon is down.", type: dict, returned: always}
 sources: {description: Columns of chronyc sources., type: list, elements: dict, returned: always}
 sourcestats: {description: Columns of chronyc sourcestats., type: list, elements: dict, returned: always}
@@ -106,7 +109,9 @@ def read():
     found["sources"] = [dict(source._asdict(), reachable=source.reachable) for source in clock.sources]
     found["sourcestats"] = []
     if clock.tracking is not None:
-        found.update(tracking=clock.tracking._asdict(), offset_s=clock.tracking.offset_s, bound_s=clock.tracking.bound_s)
+        found.update(
+            tracking=clock.tracking._asdict(), offset_s=clock.tracking.offset_s, bound_s=clock.tracking.bound_s
+        )
         found["sourcestats"] = [row._asdict() for row in chronyc.parse_sourcestats(chronyc.ask("sourcestats"))]
         found["activity"] = chronyc.parse_activity(chronyc.ask("activity"))._asdict()
     return found

@@ -68,7 +68,9 @@ options:
         choices: [restart, reload, none]
         default: restart
       validate:
-        description: A command that accepts or refuses the new file, C(%s) stands for its name. No shell. Skipped when it is not installed.
+        description:
+          - A command that accepts or refuses the new file, C(%s) stands for its name. No shell.
+          - When it is not installed the file is written all the same and named in I(not_validated).
         type: str
       no_diff: {description: The content is secret. It appears in no diff and no message., type: bool, default: false}
   units:
@@ -83,10 +85,12 @@ options:
         description: C(absent_ok_masked) stops and masks the unit where it exists, and is content where it does not.
         type: str
         choices: [started, stopped, absent_ok_masked]
-      masked: {description: "Cannot be started. Only an existing unit is masked. I(state=started) implies false.", type: bool}
+      masked:
+        description: Cannot be started. Only an existing unit is masked. I(state=started) implies false.
+        type: bool
       restart: {description: "Restart it when a file with I(on_change=restart) changed.", type: bool, default: true}
       reload_command:
-        description: "Command, as a list, that makes the running unit read files with I(on_change=reload). Without it the unit is restarted."
+        description: Makes the running unit read files with I(on_change=reload). Without it the unit is restarted.
         type: list
         elements: str
         default: []
@@ -120,10 +124,14 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-packages_missing: {description: "Packages to install before calling again.", type: list, elements: str, returned: always}
-content_needed: {description: "Files whose content to send in another call.", type: list, elements: str, returned: always}
+packages_missing: {description: Packages to install before calling again., type: list, elements: str, returned: always}
+content_needed: {description: Files whose content to send in another call., type: list, elements: str, returned: always}
 actions: {description: "What was changed, or would be, one line each.", type: list, elements: str, returned: always}
-not_validated: {description: "Files whose validate command is not installed.", type: list, elements: str, returned: always}
+not_validated:
+  description: Files that were written without their validate command, which is not installed.
+  type: list
+  elements: str
+  returned: always
 units:
   description: Each unit after the call.
   returned: always
@@ -138,7 +146,11 @@ units:
     file_state: {description: UnitFileState., type: str}
     skipped_by_condition: {description: Its own condition keeps it from starting on this host., type: bool}
     actions: {description: What was done to it., type: list}
-checks: {description: "Rows C(service.unit), one for each unit that is to run.", type: list, elements: dict, returned: always}
+checks:
+  description: Rows C(service.unit), one for each unit that is to run.
+  type: list
+  elements: dict
+  returned: always
 """
 
 from ansible.module_utils.basic import AnsibleModule

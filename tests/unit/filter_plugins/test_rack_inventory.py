@@ -13,7 +13,7 @@ from rack_inventory import address_fault, client_networks, host_address, invento
 
 A100 = "NVIDIA A100 80GB PCIe"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
-SPECS = {
+SPECS: dict[str, Any] = {
     "time_sync": {"argument_specs": {"main": {"options": {"time_sync_mode": {}, "time_sync_upstreams": {}}}}},
     "gpu_policy": {"argument_specs": {"main": {"options": {"gpu_policy_power_cap_w": {}, "gpu_policy_overrides": {}}}}},
 }

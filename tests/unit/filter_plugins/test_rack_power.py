@@ -69,10 +69,9 @@ TABLE = [  # cap each, AC W with 3 active + spare, with 4 active, two nodes 3+1,
 ]
 
 
-@pytest.mark.parametrize(("cap", "three", "four", "two_threes", "two_fours", "most"), TABLE)
-def test_the_table_with_power_supplies_of_94_percent(
-    cap: int, three: int, four: int, two_threes: int, two_fours: int, most: int
-) -> None:
+@pytest.mark.parametrize("row", TABLE, ids=[f"{row[0]}W" for row in TABLE])
+def test_the_table_with_power_supplies_of_94_percent(row: tuple[int, ...]) -> None:
+    cap, three, four, two_threes, two_fours, most = row
     gpus = {**A100, "power_cap_w": cap, "idle_w": 75}
 
     def rack(nodes: int, active: int) -> dict[str, Any]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import role_readme
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-sys.path.append(str(REPOSITORY / "tests/tools"))
-
-import role_readme
 
 ROLES = sorted(path for path in (REPOSITORY / "roles").iterdir() if path.is_dir())
 TASK_FILES = sorted(REPOSITORY.glob("roles/*/tasks/*.yml"))
