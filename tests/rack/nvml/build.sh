@@ -23,7 +23,7 @@ flags="-std=gnu11 -O2 -Wall -Wextra -Werror -isystem $include"
 ${CC:-gcc} $flags -fPIC -shared -pthread -Wl,-soname,libnvidia-ml.so.1 -Wl,-z,now -Wl,--no-undefined \
     -o "$work/libnvidia-ml.so.1" "$source"/*.c -lm
 # shellcheck disable=SC2086
-${CC:-gcc} $flags -o "$work/abi" "$source"/../abi.c
+${CC:-gcc} $flags -o "$work/abi" "$source"/abi/abi.c
 "$work/abi" > "$work/abi.json"
 # Renamed into place: a process that has the old library mapped keeps it whole.
 for file in libnvidia-ml.so.1 abi.json; do
