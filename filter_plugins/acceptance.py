@@ -60,7 +60,7 @@ def acceptance_inventory(
     handed over as acceptance_plan_cap_w.
     """
     hosts = {str(host): _variables(str(host), values, plan) for host, values in facts.items()}
-    children = {
+    children: dict[str, Any] = {
         str(group): {"hosts": {str(host): {} for host in members if str(host) in hosts}}
         for group, members in groups.items()
         if group not in ("all", "ungrouped")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from acceptance.rows import Row
 
 REPORT = pytest.StashKey[Report]()
 NODES = pytest.StashKey[dict[str, Node]]()
+PEERS = pytest.StashKey[dict[str, dict[str, Any]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.report.unlink(missing_ok=True)
     config.stash[REPORT] = Report(str(config.option.ansible_inventory))
     config.stash[NODES] = {}
+    config.stash[PEERS] = {}
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
@@ -89,7 +91,9 @@ def _node_of(item: pytest.Item, known: dict[str, Node]) -> Node:
     name = str(backend.get_hostname())
     if name not in known:
         runner = backend.ansible_runner
-        peers = {peer: runner.get_variables(peer) for peer in runner.get_hosts("all")}
+        peers = item.config.stash[PEERS]
+        if not peers:
+            peers.update({peer: runner.get_variables(peer) for peer in runner.get_hosts("all")})
         known[name] = Node(host, peers, item.config.option.evidence)
     return known[name]
 
@@ -161,7 +165,7 @@ def node(host: Any, request: pytest.FixtureRequest) -> Node:
 @pytest.fixture
 def record(
     node: Node, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
-) -> Iterator[Callable[[Iterable[Row]], None]]:
+) -> Callable[[Iterable[Row]], None]:
     """Hand over the rows of the test, once, at its end; fails the test when one is `fail` or `unknown`."""
     report = request.config.stash[REPORT]
     check = _check_id(request.node)
@@ -184,7 +188,9 @@ def record(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that ends without rows leaves one that says why: unknown is a finding too."""
     outcome = yield
     error = call.excinfo.value if call.excinfo else None

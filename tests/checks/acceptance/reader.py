@@ -21,6 +21,10 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any, Dict  # noqa: UP035 (3.8)
+
+Record = Dict[str, Any]  # noqa: UP006 (3.8)
 
 VERSION = 1
 CONNECT_S = 3.0  # within a rack a connection takes a millisecond
@@ -44,10 +48,10 @@ UNIT_PROPERTIES = (
 )
 
 
-def read(request, root="/"):
+def read(request: Record, root: str = "/") -> Record:
     """All the evidence that `request` names. Its keys: commands, units, packages, files, processes, sockets,
     tcp, gpus."""
-    evidence = {"version": VERSION, "host": _host(root)}
+    evidence: Record = {"version": VERSION, "host": _host(root)}
     # Commands first: one of them may wait for the time daemon to settle.
     evidence["commands"] = {
         label: run(wish["argv"], wish.get("timeout_s", COMMAND_S))
@@ -69,7 +73,7 @@ def read(request, root="/"):
     return evidence
 
 
-def _host(root):
+def _host(root: str) -> Record:
     release = _text(os.path.join(root, "etc/os-release")) or ""
     return {
         "name": os.uname().nodename,
@@ -80,7 +84,7 @@ def _host(root):
     }
 
 
-def _text(path):
+def _text(path: str) -> str | None:
     """The text of a file, None when it cannot be read."""
     try:
         with open(path, "rb") as stream:
@@ -89,9 +93,9 @@ def _text(path):
         return None
 
 
-def run(argv, timeout_s=COMMAND_S):
+def run(argv: list[str], timeout_s: float = COMMAND_S) -> Record:
     """What a command answered, in the C locale; `error` when it did not get as far as an exit status."""
-    record = {"argv": argv, "rc": None, "out": "", "err": "", "error": None}
+    record: Record = {"argv": argv, "rc": None, "out": "", "err": "", "error": None}
     try:
         done = subprocess.run(
             argv,
@@ -117,7 +121,7 @@ def run(argv, timeout_s=COMMAND_S):
 # --- systemd and dpkg ----------------------------------------------------------------------------
 
 
-def units(names):
+def units(names: list[str]) -> Record:
     """systemd's properties of each unit. `show` answers for unknown units too (LoadState=not-found), on every
     release with exit status 0; is-active and is-enabled changed theirs from 3 to 4."""
     if not names:
@@ -133,7 +137,7 @@ def units(names):
     }
 
 
-def packages(names):
+def packages(names: list[str]) -> Record:
     """dpkg's three status words and the version of each package; None for one that dpkg has never heard of.
 
     Word by word, because a held package says "hold ok installed" where others say "install ok installed".
@@ -154,9 +158,9 @@ def packages(names):
 # --- files, processes, sockets -------------------------------------------------------------------
 
 
-def files(root, pattern, content):
+def files(root: str, pattern: str, content: bool) -> Record:
     """Every file that the glob matches: {path: {mode, uid, mtime, sha256[, content]} or {error}}."""
-    found = {}
+    found: Record = {}
     for path in sorted(glob.glob(os.path.join(root, pattern.lstrip("/")))):
         name = "/" + os.path.relpath(path, root)
         try:
@@ -168,18 +172,19 @@ def files(root, pattern, content):
         except OSError as error:
             found[name] = {"error": error.strerror}
             continue
-        found[name] = {
+        record: Record = {
             "mode": f"{status.st_mode & 0o7777:04o}",
             "uid": status.st_uid,
             "mtime": status.st_mtime,
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         if content:
-            found[name]["content"] = data[:CONTENT_LIMIT].decode("utf-8", "replace")
+            record["content"] = data[:CONTENT_LIMIT].decode("utf-8", "replace")
+        found[name] = record
     return found
 
 
-def processes(root, name):
+def processes(root: str, name: str) -> list[Record]:
     """Every process whose command name is `name`: pid, command line, and when it started (epoch seconds)."""
     found = []
     uptime = float((_text(os.path.join(root, "proc/uptime")) or "0").split()[0])
@@ -195,7 +200,7 @@ def processes(root, name):
     return sorted(found, key=lambda entry: entry["pid"])
 
 
-def sockets(root):
+def sockets(root: str) -> list[Record]:
     """Listening TCP and bound, unconnected UDP sockets: protocol, address and port."""
     found = []
     for protocol, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
@@ -208,14 +213,14 @@ def sockets(root):
     return found
 
 
-def _address(text):
+def _address(text: str) -> str:
     """The kernel's hex form of an address: 32-bit words, each in the machine's own byte order."""
     words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
     return str(ipaddress.ip_address(packed))
 
 
-def answers(place):
+def answers(place: str) -> str | None:
     """Whether `address port` accepts a connection from here: None when it does, else why not."""
     address, port = place.split()
     try:
@@ -228,7 +233,7 @@ def answers(place):
 # --- the PCI bus ---------------------------------------------------------------------------------
 
 
-def pci_gpus(root):
+def pci_gpus(root: str) -> list[Record]:
     """Every NVIDIA display device, as sysfs tells it, with each bridge above it up to the root port."""
     found = []
     for path in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*"))):
@@ -239,7 +244,7 @@ def pci_gpus(root):
     return found
 
 
-def _gone(path):
+def _gone(path: str) -> bool:
     """True when the device answers with ones: it fell off the bus, though the kernel still lists it."""
     try:
         with open(os.path.join(path, "config"), "rb") as stream:
@@ -249,17 +254,18 @@ def _gone(path):
         return _text(os.path.join(path, "revision")) == "0xff"
 
 
-def _path_up(path):
-    found, here = [], os.path.realpath(path)
+def _path_up(path: str) -> list[Record]:
+    found: list[Record] = []
+    here = os.path.realpath(path)
     while re.match(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$", os.path.basename(here)):
         keys = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
-        record = {key: _text(os.path.join(here, key)) for key in keys}
+        record: Record = {key: _text(os.path.join(here, key)) for key in keys}
         found.append(dict(record, bus_id=os.path.basename(here)))
         here = os.path.dirname(here)
     return found
 
 
-def _hex(text):
+def _hex(text: str | None) -> int | None:
     try:
         return int(text or "", 16)
     except ValueError:
@@ -293,7 +299,7 @@ NUMBERS = {
 }
 
 
-def nvml(library):
+def nvml(library: str) -> Record:
     """What NVML says of each GPU, read by a child that may hang, crash or be killed without harm to the rest.
 
     `state`: done, silent (no answer in time) or died; `asking` is the call it was in then. A child in
@@ -305,8 +311,7 @@ def nvml(library):
         os.close(reading)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         try:
-            with os.fdopen(writing, "w") as stream:
-                _nvml_child(library, lambda message: (stream.write(json.dumps(message) + "\n"), stream.flush()))
+            _nvml_child(library, lambda message: _write(writing, message))
         finally:
             os._exit(0)
     os.close(writing)
@@ -314,7 +319,7 @@ def nvml(library):
     os.kill(child, signal.SIGKILL)
     time.sleep(0.01)
     os.waitpid(child, os.WNOHANG)
-    found = {"state": state, "asking": None, "init": None, "error": None, "count": None, "gpus": []}
+    found: Record = {"state": state, "asking": None, "init": None, "error": None, "count": None, "gpus": []}
     for message in messages:
         found["gpus"].append(message["gpu"]) if "gpu" in message else found.update(message)
     if found.pop("done", False):
@@ -322,9 +327,14 @@ def nvml(library):
     return found
 
 
-def _receive(reading):
+def _write(writing: int, message: Record) -> None:
+    os.write(writing, json.dumps(message).encode() + b"\n")
+
+
+def _receive(reading: int) -> tuple[list[Record], str]:
     """Messages until the child has finished (`died` unless it said done) or is silent for too long."""
-    lines, rest = [], b""
+    lines: list[bytes] = []
+    rest = b""
     while select.select([reading], [], [], NVML_SILENCE_S)[0]:
         data = os.read(reading, 65536)
         if not data:
@@ -335,7 +345,7 @@ def _receive(reading):
     return [json.loads(line) for line in lines], "silent"
 
 
-def _nvml_child(library, tell):
+def _nvml_child(library: str, tell: Callable[[Record], None]) -> None:
     tell({"asking": "load " + library})
     try:
         nvml_library = ctypes.CDLL(library)
@@ -356,11 +366,12 @@ def _nvml_child(library, tell):
     return tell({"done": True})
 
 
-def _nvml_gpu(nvml_library, index, tell):
+def _nvml_gpu(nvml_library: ctypes.CDLL, index: int, tell: Callable[[Record], None]) -> Record:
     """One GPU. The index is only how it was found in this pass; whatever is said of it goes by its names."""
-    handle, gpu = ctypes.c_void_p(), {"errors": {}}
+    handle = ctypes.c_void_p()
+    gpu: Record = {"errors": {}}
 
-    def ask(field, function, *arguments):
+    def ask(field: str, function: str, *arguments: Any) -> bool:
         tell({"asking": "{} of GPU {}".format(function, gpu.get("uuid") or f"at place {index}")})
         try:
             code = getattr(nvml_library, function)(*arguments)

@@ -240,13 +240,13 @@ def _cap_row(node: Node, gpu: Gpu) -> Row:
     fields: dict[str, Any] = {
         "unit": "W",
         "source": "nvml",
-        "measured": None if enforced is None else enforced / GRAIN_MW,
+        "measured": None if enforced is None else _watts(enforced),
     }
     try:
         wanted = expected_cap_w(node, gpu)
     except (UnsetError, UnreadableError) as trouble:
         return row("gpu.power_cap", gpu["uuid"], UNKNOWN, reason=str(trouble), **fields)
-    fields["expected"] = wanted
+    fields["expected"] = _watts(wanted * GRAIN_MW)
     if requested is None or enforced is None:
         why = ", ".join(f"{name}: {_code(code)}" for name, code in gpu["errors"].items())
         return row("gpu.power_cap", gpu["uuid"], UNKNOWN, reason=f"NVML does not tell the limits ({why})", **fields)
@@ -279,6 +279,11 @@ def _cap_row(node: Node, gpu: Gpu) -> Row:
         **fields,
         hint="the driver took the cap and does not hold it: look at the kernel log, then reset the GPU",
     )
+
+
+def _watts(milliwatts: float) -> float:
+    """Watts, as a whole number where they are one: 300 and not 300.0 stands in every report."""
+    return int(milliwatts / GRAIN_MW) if milliwatts % GRAIN_MW == 0 else milliwatts / GRAIN_MW
 
 
 def _near(milliwatts: float, watts: float) -> bool:

@@ -94,47 +94,51 @@ def test_no_checks_at_all_fail(rack: Rack, own_checks: Path) -> None:
     assert outcome.report["problems"] == ["no check was run"]
 
 
-@pytest.mark.parametrize(
-    ("body", "problem"),
-    [
-        ("def test_skips(node):\n    pytest.skip('not today')\n", "was skipped (not today)"),
-        ("def broken(:\n", "checks that could not be collected"),
-    ],
-)
-def test_skipped_or_broken_checks_fail_the_run(rack: Rack, own_checks: Path, body: str, problem: str) -> None:
-    rack.add("gpu-a1", "gpu-a1")
-    put(own_checks, body)
-    outcome = rack.run()
-    assert outcome.code != 0
-    assert problem in " / ".join(outcome.report["problems"])
+ILL_BEHAVED = """
+@pytest.mark.check("demo.skips")
+def test_skips(node):
+    pytest.skip("not today")
+
+@pytest.mark.check("demo.breaks")
+def test_breaks(node, record):
+    node.evidence["nothing"]
+
+@pytest.mark.check("demo.empty")
+def test_looks_at_nothing(node, record):
+    record([])
+
+@pytest.mark.check("demo.stranger")
+def test_records_rows_of_another_check(node, record):
+    record([row("demo.other", "x", "pass")])
+
+@pytest.mark.check("demo.silent")
+def test_records_nothing(node):
+    pass
+"""
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ("def test_it(node, record):\n    node.evidence['nothing']\n", "the check itself broke: KeyError: 'nothing'"),
-        ("def test_it(node, record):\n    record([])\n", "demo.thing looked at nothing on gpu-a1"),
-        (
-            "def test_it(node, record):\n    record([row('demo.other', 'x', 'pass')])\n",
-            "only rows of demo.thing belong here",
-        ),
-    ],
-)
-def test_a_check_that_breaks_leaves_a_row_unknown(rack: Rack, own_checks: Path, body: str, reason: str) -> None:
+def test_checks_that_skip_break_or_say_nothing_fail_the_run(rack: Rack, own_checks: Path) -> None:
     rack.add("gpu-a1", "gpu-a1")
-    put(own_checks, body)
+    put(own_checks, ILL_BEHAVED)
     outcome = rack.run()
     assert outcome.code == 1
-    assert [row["verdict"] for row in outcome.rows("gpu-a1", "demo.thing")] == ["unknown"]
-    assert reason in outcome.report["checks"][0]["reason"]
+    assert ["was skipped (not today)" in text for text in outcome.report["problems"]] == [True]
+    rows = {row["id"]: (row["verdict"], row["reason"].splitlines()[0]) for row in outcome.report["checks"]}
+    broke = "the check itself broke: "
+    assert rows == {
+        "demo.breaks": ("unknown", broke + "KeyError: 'nothing'"),
+        "demo.empty": ("unknown", broke + "AssertionError: demo.empty looked at nothing on gpu-a1"),
+        "demo.stranger": ("unknown", broke + "AssertionError: only rows of demo.stranger belong here"),
+        "demo.silent": ("unknown", broke + "it ended without a row"),
+    }
 
 
-def test_a_check_that_records_nothing_fails_the_run(rack: Rack, own_checks: Path) -> None:
+def test_a_file_that_cannot_be_collected_fails_the_run(rack: Rack, own_checks: Path) -> None:
     rack.add("gpu-a1", "gpu-a1")
-    put(own_checks, "def test_it(node):\n    pass\n")
+    put(own_checks, "def broken(:\n")
     outcome = rack.run()
-    assert outcome.code == 1
-    assert [row["reason"] for row in outcome.report["checks"]] == ["the check itself broke: it ended without a row"]
+    assert outcome.code == 2
+    assert "checks that could not be collected" in " / ".join(outcome.report["problems"])
 
 
 def test_a_check_without_its_markers_is_refused(rack: Rack, own_checks: Path) -> None:
