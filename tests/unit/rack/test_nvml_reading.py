@@ -365,6 +365,33 @@ def test_processes_of_a_gpu_are_listed_with_their_memory(make_host: MakeHost) ->
     assert found == [[[4711, 1 << 30], [4712, 10 << 20]], "/usr/bin/train"]
 
 
+def test_nvidia_smi_finds_its_table_of_internal_functions(make_host: MakeHost) -> None:
+    """Without the table it gives up; slot 108 is what it asks for enforced.power.limit."""
+    host = make_host()
+    host.set("gpu.0.bmc_cap_mw=180000")
+    code = """
+import ctypes
+table, limit = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_uint()
+found = p.nvmlLib.nvmlInternalGetExportTable(ctypes.byref(table), b"0" * 16)
+function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+answers = [function(table[slot])(gpu(0), ctypes.byref(limit)) for slot in (0, 1023, 108)]
+show([found, answers, limit.value])
+"""
+    assert host.ask(code) == [0, [3, 3, 0], 180000]
+
+
+def test_errors_have_the_drivers_own_texts(make_host: MakeHost) -> None:
+    texts = {
+        2: "Invalid Argument",
+        4: "Insufficient Permissions",
+        15: "GPU is lost",
+        18: "Driver/library version mismatch",
+    }
+    code = "text = p.nvmlLib.nvmlErrorString; text.restype = p.c_char_p\n"
+    code += f"show([text(i).decode() for i in {list(texts)}])"
+    assert make_host().ask(code) == list(texts.values())
+
+
 def test_a_bridged_pair_shows_its_links_up(make_host: MakeHost) -> None:
     host = make_host()
     host.set("gpu.0.nvlink_active=0xfff", "gpu.0.nvlink_peer=1", "gpu.0.nvlink_3_crc_flit=7")

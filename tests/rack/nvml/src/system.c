@@ -45,7 +45,7 @@ nvmlReturn_t nvmlShutdown(void)
     return emu_detach();
 }
 
-/* Texts as the 550 library gives them. */
+/* Texts as the 550 library gives them, compared one by one. */
 const char *nvmlErrorString(nvmlReturn_t result)
 {
     switch (result) {
@@ -71,7 +71,14 @@ const char *nvmlErrorString(nvmlReturn_t result)
     case NVML_ERROR_IN_USE: return "In use by another client";
     case NVML_ERROR_MEMORY: return "Insufficient Memory";
     case NVML_ERROR_NO_DATA: return "No data";
+    case NVML_ERROR_VGPU_ECC_NOT_SUPPORTED: return "vGPU ECC not supported";
+    case NVML_ERROR_INSUFFICIENT_RESOURCES: return "Insufficient Resources";
+    case NVML_ERROR_FREQ_NOT_SUPPORTED: return "Invalid Frequency";
     case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
+    case NVML_ERROR_DEPRECATED: return "Requested functionality has been deprecated";
+    case NVML_ERROR_NOT_READY: return "System is not in ready state";
+    case NVML_ERROR_GPU_NOT_FOUND: return "No supported GPUs were found";
+    case NVML_ERROR_INVALID_STATE: return "Resource not in correct state to perform requested operation";
     default: return "Unknown Error";
     }
 }
@@ -158,18 +165,21 @@ nvmlReturn_t nvmlUnitGetCount(unsigned int *count)
 
 static nvmlReturn_t internal_function(void) { return NVML_ERROR_NOT_SUPPORTED; }
 
+/* The one slot that is filled, because operators ask for it: seen to be called with a device and a place for a number
+ * by `nvidia-smi --query-gpu=enforced.power.limit` of 535.261.03 and 550.163.01, and by nothing else. */
+enum { ENTRIES = 1024, SLOT_ENFORCED_LIMIT = 108 };
+
 /* nvidia-smi asks for tables of undocumented functions before anything else and gives up with "version mismatch"
- * without them. A table whose every entry answers "not supported" is enough for all that we use it for. First word: the
- * size of the table. */
+ * without them. A table whose entries answer "not supported" is enough for nearly all that we use it for. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id);
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 {
-    enum { ENTRIES = 1024 };
-    static nvmlReturn_t (*functions[ENTRIES])(void);
+    static void (*functions[ENTRIES])(void);
     (void)id;
     NEED(table);
     for (int i = 0; i < ENTRIES; i++)
-        functions[i] = internal_function;
+        functions[i] = (void (*)(void))internal_function;
+    functions[SLOT_ENFORCED_LIMIT] = (void (*)(void))nvmlDeviceGetEnforcedPowerLimit;
     *table = functions;
     return NVML_SUCCESS;
 }
