@@ -84,7 +84,7 @@ def _variables(host: str, values: Mapping[str, Any], plan: Mapping[str, Any]) ->
 
 
 def acceptance_facts(hostvars: Any, hosts: Any) -> dict[str, dict[str, Any]]:
-    """The variables of ``hosts`` that the checks may know, evaluated by Ansible. One that cannot be is left out."""
+    """The variables of ``hosts`` that the checks may know, evaluated by Ansible."""
     facts: dict[str, dict[str, Any]] = {}
     for host in hosts or []:
         variables = hostvars[host]
@@ -92,11 +92,16 @@ def acceptance_facts(hostvars: Any, hosts: Any) -> dict[str, dict[str, Any]]:
         names = [name for name in names if name not in DERIVED]
         facts[str(host)] = {}
         for name in names:
-            try:
-                facts[str(host)][name] = variables[name]
-            except Exception:  # noqa: S112 (whatever a failing template raises: the check that needs it says "not set")
-                continue
+            facts[str(host)][name] = _value(variables, name)
     return facts
+
+
+def _value(variables: Any, name: str) -> Any:
+    """The value, or a template that says why there is none: the checks refuse those, and fall back to no default."""
+    try:
+        return variables[name]
+    except Exception as error:  # whatever a failing template raises
+        return "{{ " + f"cannot be evaluated: {str(error).splitlines()[0][:120]}" + " }}"
 
 
 # --- after ---------------------------------------------------------------------------------------

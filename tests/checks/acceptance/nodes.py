@@ -64,7 +64,7 @@ class Node:
         if value is None:
             raise UnsetError(f"{name} is set neither in the inventory nor in the role's defaults")
         if "{{" in json.dumps(value):
-            raise UnsetError(f"{name} is a template ({value!r}); only playbooks/acceptance.yml can resolve those")
+            raise UnsetError(f"{name} is {value!r}, without a value: only playbooks/acceptance.yml resolves templates")
         return value
 
     def setting_or(self, name: str, otherwise: Any) -> Any:

@@ -74,7 +74,7 @@ def test_the_checks_are_told_facts_and_inputs_but_no_secret() -> None:
     assert found["all"]["children"] == {"gpu_nodes": {"hosts": {"gpu-a1": {}}}}
 
 
-def test_a_variable_that_cannot_be_evaluated_is_left_out() -> None:
+def test_a_variable_that_cannot_be_evaluated_stays_a_template_that_no_check_takes() -> None:
     class Undefined(dict):  # type: ignore[type-arg]
         def __getitem__(self, name: str) -> Any:
             if name == "rack_site":
@@ -82,7 +82,7 @@ def test_a_variable_that_cannot_be_evaluated_is_left_out() -> None:
             return super().__getitem__(name)
 
     facts = filters.acceptance_facts({"a": Undefined(rack_site="{{ nothing }}", rack_name="r")}, ["a"])
-    assert facts == {"a": {"rack_name": "r"}}
+    assert facts == {"a": {"rack_site": "{{ cannot be evaluated: 'rack_site' }}", "rack_name": "r"}}
 
 
 def test_the_plan_is_handed_over_host_by_host() -> None:
