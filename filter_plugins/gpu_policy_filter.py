@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -24,16 +26,39 @@ def watts(value: Any, what: str) -> float | int:
     return int(number) if number == int(number) else number
 
 
-def cap_of_all(power_cap_w: Any, plan_cap_w: Any) -> float | int:
-    """The cap of every GPU without an override. There is no fallback: watts are never guessed."""
+def base_rules(power_cap_w: Any, plan_cap_w: Any) -> list[dict[str, Any]]:
+    """The caps of GPUs without an override: one for all, or with ``auto`` the plan's, which may differ by model.
+
+    There is no fallback: watts are never guessed.
+    """
     if power_cap_w != AUTO:
-        return watts(power_cap_w, "gpu_policy_power_cap_w")
-    if plan_cap_w is None or plan_cap_w == "":
+        return [{"match": {"all": True}, "power_cap_w": watts(power_cap_w, "gpu_policy_power_cap_w")}]
+    if plan_cap_w is None or plan_cap_w in ("", {}):
         raise AnsibleFilterError(
             "gpu_policy_power_cap_w is auto and there is no plan for this host (gpu_policy_plan_cap_w is empty): "
             "give the cap in watts, or run the preflight, which computes the plan"
         )
-    return watts(plan_cap_w, "gpu_policy_plan_cap_w")
+    if isinstance(plan_cap_w, Mapping):
+        return [
+            {"match": {"model": model}, "power_cap_w": watts(cap, f"gpu_policy_plan_cap_w[{model}]")}
+            for model, cap in plan_cap_w.items()
+        ]
+    return [{"match": {"all": True}, "power_cap_w": watts(plan_cap_w, "gpu_policy_plan_cap_w")}]
+
+
+def replaced(rules: list[dict[str, Any]], override: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rules with an override's cap put in the place of the plan's for the same model."""
+    names = [model_name(rule["match"]) for rule in override]
+    return [
+        rule for rule in rules if model_name(rule["match"]) is None or model_name(rule["match"]) not in names
+    ] + override
+
+
+def model_name(match: dict[str, Any]) -> str | None:
+    """A model as the node compares it: any case and spacing, with or without the maker."""
+    if "model" not in match:
+        return None
+    return re.sub(r"^nvidia ", "", " ".join(str(match["model"]).split()).lower())
 
 
 def rules_of(override: dict[str, Any], place: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -68,7 +93,8 @@ def gpu_policy_document(
     gpu_count: Any,
 ) -> dict[str, Any]:
     """The policy document, version 1."""
-    caps: list[dict[str, Any]] = [{"match": {"all": True}, "power_cap_w": cap_of_all(power_cap_w, plan_cap_w)}]
+    planned = base_rules(power_cap_w, plan_cap_w)
+    caps: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = [{"match": {"all": True}, "link_width": int(link_width)}]
     for place, override in enumerate(overrides or []):
         more_caps, more_links = rules_of(override, place)
@@ -78,7 +104,7 @@ def gpu_policy_document(
         "version": VERSION,
         "persistence_mode": bool(persistence_mode),
         "gpu_count": None if gpu_count in (None, "") else int(gpu_count),
-        "power_cap": caps,
+        "power_cap": replaced(planned, caps),
         "link_width": links,
     }
 

@@ -26,6 +26,9 @@ LIBRARY = REPOSITORY / ".rack/nvml/libnvidia-ml.so.1"
 EMULATOR = REPOSITORY / "tests/rack/nvml/emulator.py"
 AGENT = REPOSITORY / "roles/node_agent/files/agent.py"
 
+# The interpreter that runs the node's side. CI names older ones here; pynvml is then found by PYTHONPATH.
+NODE_PYTHON = os.environ.get("STEADYRACK_NODE_PYTHON", sys.executable)
+
 SLOTS = ("0000:31:00.0", "0000:4b:00.0", "0000:b1:00.0", "0000:ca:00.0")
 
 # No such unit: then NVML's own setter owns persistence.
@@ -123,7 +126,7 @@ class GpuNode:
     def call(self, function: str, *arguments: Any, **options: Any) -> Any:
         """Call `module:function` of our package with plain data; plain data comes back."""
         code = CALLER.format(module_utils=str(REPOSITORY / "module_utils"))
-        command = [sys.executable, "-c", code, function, json.dumps(arguments), json.dumps(options)]
+        command = [NODE_PYTHON, "-c", code, function, json.dumps(arguments), json.dumps(options)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -148,15 +151,11 @@ class GpuNode:
         return json.loads(done.stdout)
 
     def steadyrack(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """The command, laid out as on a node."""
-        home = self.root / "usr/lib/steadyrack"
-        if not home.exists():
-            home.mkdir(parents=True)
-            (home / "agent.py").symlink_to(AGENT)
-            (home / "steadyrack").symlink_to(REPOSITORY / "module_utils/steadyrack")
-        # The link is resolved by the command, so the package is found through PYTHONPATH here.
-        command = [sys.executable, str(AGENT), "--root", str(self.root), *words]
-        env = {**self.environment, "PYTHONPATH": str(REPOSITORY / "module_utils"), **environment}
+        """The command."""
+        # On a node package and pynvml lie beside the command; here they are where the repository has them.
+        command = [NODE_PYTHON, str(AGENT), "--root", str(self.root), *words]
+        path = os.pathsep.join([str(REPOSITORY / "module_utils"), self.environment.get("PYTHONPATH", "")])
+        env = {**self.environment, "PYTHONPATH": path, **environment}
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
 
     def policy(self, value: Any) -> None:

@@ -262,6 +262,7 @@ def wait_for_gpus(root: str, policy: gpu_policy.Policy, wait_s: float) -> None:
     Whatever is there at the end is worked with: one missing GPU must not leave the others uncapped.
     """
     give_up = time.monotonic() + wait_s
+    told = ""
     while True:
         pci = pcie.read_gpus(root)
         create_device_files(root, len(pci))
@@ -272,7 +273,10 @@ def wait_for_gpus(root: str, policy: gpu_policy.Policy, wait_s: float) -> None:
             return
         if time.monotonic() + WAIT_LOOK_S > give_up:
             return
-        say("info", f"waiting for the GPUs: NVML {node['state']}, {here} of {wanted} answer")
+        seen = f"waiting for the GPUs: NVML {node['state']}, {here} of {wanted} answer"
+        if seen != told:
+            say("info", seen)
+        told = seen
         time.sleep(WAIT_LOOK_S)
 
 

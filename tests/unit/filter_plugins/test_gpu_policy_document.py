@@ -19,7 +19,18 @@ def test_auto_takes_the_plans_cap_and_a_number_overrides_the_plan():
     assert document(power_cap_w="225.5")["power_cap"][0]["power_cap_w"] == 225.5  # -e gpu_policy_power_cap_w=225.5
 
 
-@pytest.mark.parametrize("plan", [None, ""])
+def test_a_plan_by_model_becomes_a_rule_a_model_and_an_override_of_the_model_replaces_it():
+    plan = {"NVIDIA A100 80GB PCIe": 250, "NVIDIA A30": 165}
+    assert document(plan_cap_w=plan)["power_cap"] == [
+        {"match": {"model": "NVIDIA A100 80GB PCIe"}, "power_cap_w": 250},
+        {"match": {"model": "NVIDIA A30"}, "power_cap_w": 165},
+    ]
+    found = document([{"model": "A30", "power_cap_w": 150}, {"uuid": UUID, "power_cap_w": 200}], plan_cap_w=plan)
+    assert [rule["power_cap_w"] for rule in found["power_cap"]] == [250, 150, 200]
+    assert node_side.parse(found)
+
+
+@pytest.mark.parametrize("plan", [None, "", {}])
 def test_auto_without_a_plan_is_refused_and_no_watts_are_guessed(plan):
     with pytest.raises(AnsibleFilterError, match="no plan for this host"):
         document(plan_cap_w=plan)

@@ -1,6 +1,9 @@
 """NVML through its child: every state a node or GPU can be in, on the emulated library."""
 
 import importlib.metadata
+import json
+import subprocess
+import sys
 import time
 
 import gpu_node as rack_node
@@ -47,27 +50,24 @@ def test_a_healthy_node_gives_every_gpu_in_bus_order_with_every_field(gpu_node):
     assert gpu["remapped_rows"] == {"corrected": 0, "uncorrected": 0, "pending": False, "failure": False}
 
 
-def test_a_full_pass_over_four_gpus_stays_within_its_budget(gpu_node):
-    code = f"""
-import sys, time
-sys.path.insert(0, {str(rack_node.REPOSITORY / "module_utils")!r})
-began = time.monotonic()
+BUDGET = """
+import os, sys
+sys.path.insert(0, {package!r})
+before = os.times()
 from steadyrack import nvml
-nvml.read_node({str(gpu_node.root)!r}, {list(rack_node.SLOTS)!r})
-print(time.monotonic() - began)
+nvml.read_node({root!r}, {slots!r})
+print(sum(os.times()[:4]) - sum(before[:4]))
 """
-    import subprocess
-    import sys
 
-    seconds = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", code], env=gpu_node.environment, capture_output=True, text=True, check=False
-            ).stdout
-        )
-        for _ in range(3)
-    ]
-    assert min(seconds) < 0.3  # design.md §6: a module's own run time on the node
+
+def test_a_full_pass_over_four_gpus_stays_within_its_budget(gpu_node):
+    code = BUDGET.format(
+        package=str(rack_node.REPOSITORY / "module_utils"), root=str(gpu_node.root), slots=list(rack_node.SLOTS)
+    )
+    command = [sys.executable, "-c", code]
+    # CPU time of parent and child, for a busy machine stretches the clock. design.md §6: 0.3 s on the node.
+    runs = [subprocess.run(command, env=gpu_node.environment, capture_output=True, check=True) for _ in range(3)]
+    assert min(float(done.stdout) for done in runs) < 0.3
 
 
 def test_a_field_the_driver_does_not_support_is_none_with_its_error_and_never_zero(gpu_node):
@@ -268,10 +268,6 @@ with nvml.Session({root!r}, call_s=0.5, first_contact_s=0.5) as session:
 
 
 def setter(node, call):
-    import json
-    import subprocess
-    import sys
-
     code = SETTER.format(package=str(rack_node.REPOSITORY / "module_utils"), root=str(node.root), call=call)
     done = subprocess.run(
         [sys.executable, "-c", code], env=node.environment, capture_output=True, text=True, check=False, timeout=30
@@ -330,8 +326,6 @@ def test_the_binding_that_the_agent_brought_comes_first(tmp_path):
 @pytest.fixture
 def only_here(tmp_path, monkeypatch):
     """An interpreter that finds modules below this directory first."""
-    import sys
-
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     return tmp_path
@@ -357,8 +351,6 @@ def test_a_binding_that_belongs_to_no_known_package_is_refused(only_here, monkey
 
 
 def test_a_damaged_binding_is_a_clear_error(tmp_path, monkeypatch):
-    import sys
-
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     path = tmp_path / "pynvml.py"
     path.write_text("def half(")

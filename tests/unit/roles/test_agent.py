@@ -16,7 +16,8 @@ Id=steadyrack-gpu.service
 LoadState=loaded
 ActiveState={boot}
 UnitFileState={enabled}
-Result=success
+Result={result}
+ExecMainExitTimestampMonotonic=1000
 
 Id=steadyrack-gpu.timer
 LoadState=loaded
@@ -29,6 +30,7 @@ LoadState=loaded
 ActiveState=inactive
 UnitFileState=static
 Result=success
+ExecMainExitTimestampMonotonic={verified}
 END
 ;;
 *) echo LoadState=not-found ;;
@@ -36,9 +38,21 @@ esac
 """
 
 
-def systemd(node, boot="active", enabled="enabled", booted=None):
-    booted = int(time.monotonic() * 1e6) if booted is None else booted
-    node.program("systemctl", SYSTEMD.format(boot=boot, enabled=enabled, booted=booted))
+def systemd(node, boot="active", enabled="enabled", booted=None, verified=0):
+    """The units in these states; ``verified``: when the timer's last run ended (the boot unit's did at 1000)."""
+    values = {
+        "boot": boot, "enabled": enabled, "verified": verified,
+        "result": "exit-code" if boot == "failed" else "success",
+        "booted": int(time.monotonic() * 1e6) if booted is None else booted,
+    }  # fmt: skip
+    node.program("systemctl", SYSTEMD.format(**values))
+
+
+def boot_unit(node):
+    """The row of the boot unit."""
+    rows = json.loads(node.steadyrack("check", "--json").stdout)["checks"]
+    (row,) = [row for row in rows if row["id"] == "agent.units" and row["subject"] == "steadyrack-gpu.service"]
+    return row
 
 
 def applied(node, watts=250):
@@ -124,9 +138,17 @@ def test_a_policy_that_is_cut_off_is_unknown_never_a_pass(gpu_node):
 def test_c43_the_boot_unit_must_be_enabled_and_must_have_run(gpu_node, boot, enabled, verdict, state):
     applied(gpu_node)
     systemd(gpu_node, boot, enabled)
-    rows = json.loads(gpu_node.steadyrack("check", "--json").stdout)["checks"]
-    (row,) = [row for row in rows if row["id"] == "agent.units" and row["subject"] == "steadyrack-gpu.service"]
+    row = boot_unit(gpu_node)
     assert (row["verdict"], row["state"]) == (verdict, state)
+
+
+def test_a_boot_unit_that_failed_is_a_warning_once_the_timer_put_it_right(gpu_node):
+    applied(gpu_node)
+    systemd(gpu_node, boot="failed", verified=2000)
+    row = boot_unit(gpu_node)
+    assert (row["verdict"], row["severity"], row["state"]) == ("pass", "warning", "put_right")
+    systemd(gpu_node, boot="failed", verified=500)  # that run was before the boot unit's
+    assert boot_unit(gpu_node)["verdict"] == "fail"
 
 
 def test_a_boot_unit_installed_after_this_boot_is_not_blamed(gpu_node):
@@ -135,8 +157,7 @@ def test_a_boot_unit_installed_after_this_boot_is_not_blamed(gpu_node):
     unit.parent.mkdir(parents=True)
     unit.write_text("")
     systemd(gpu_node, boot="inactive", booted=int((time.monotonic() - 60) * 1e6))
-    rows = json.loads(gpu_node.steadyrack("check", "--json").stdout)["checks"]
-    (row,) = [row for row in rows if row["subject"] == "steadyrack-gpu.service"]
+    row = boot_unit(gpu_node)
     assert (row["verdict"], row["state"]) == ("not_judged", "not_due")
 
 
