@@ -165,6 +165,15 @@ def test_reboot_module_boots_the_initrd_the_guest_made(guest: Guest) -> None:
     assert XID in guest.ssh("journalctl -k -b -1 --no-pager")
 
 
+def test_powered_off_it_keeps_its_disk_and_a_new_power_on_has_the_right_time(guest: Guest) -> None:
+    made = guest.ssh("cat /etc/machine-id")
+    vm.down(guest.machine.name, keep_disk=True)
+    assert guest.status()["state"] == "stopped (guest-shutdown)"
+    vm.up(guest.machine, owner=os.getpid())
+    assert guest.ssh("cat /etc/machine-id") == made
+    assert abs(datetime.datetime.now(datetime.UTC) - guest.clock()) < CLOSE
+
+
 def test_ends_with_the_process_it_belongs_to(started: tuple[vm.Machine, subprocess.Popen[bytes]]) -> None:
     machine, owner = started
     assert eventually(lambda: vm.read_json(machine.folder / "status.json").get("phase") == "running")
