@@ -507,7 +507,7 @@ def run(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(arguments().parse_args(argv))
-    except (EmulatorError, keys.UnknownKeyError, PermissionError) as error:
+    except (EmulatorError, keys.UnknownKeyError, OSError, subprocess.CalledProcessError) as error:
         print(f"nvml-emulator: {error}", file=sys.stderr)
         return 2
 

@@ -92,6 +92,14 @@ def test_a_misspelt_key_is_refused_and_nothing_is_set(
     assert (host.identity, host.volatile) == before
 
 
+def test_an_xid_that_cannot_be_written_to_the_journal_says_so(
+    host: EmulatedHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert host.command("xid", "0", "79", "--journal") == 2
+    assert "systemd-cat" in capsys.readouterr().err
+
+
 def test_every_key_of_every_profile_is_described() -> None:
     import keys
     import statefiles
