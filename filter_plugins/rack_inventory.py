@@ -3,7 +3,7 @@
 
 Pure functions on data: groups, variables of hosts, argument specifications of roles. Nothing is looked
 up, resolved or contacted. Beside the check there are the filters with which addresses are written:
-``host_address``, ``url_host``, ``client_networks`` and ``ntp_sources``.
+``host_address``, ``url_host``, ``client_networks`` and ``server_addresses``.
 """
 
 from __future__ import annotations
@@ -182,10 +182,10 @@ def client_networks(values: Any, name: str = "networks") -> list[str]:
     return list(dict.fromkeys(str(ipaddress.ip_network(value.strip())) for value in values))
 
 
-def ntp_sources(values: Any, name: str = "sources") -> list[str]:
-    """Bare addresses or names of time servers; an empty list, a malformed one and one named twice are refused."""
+def server_addresses(values: Any, name: str = "sources") -> list[str]:
+    """Bare names or addresses of servers; an empty list, a malformed one and one named twice are refused."""
     if not isinstance(values, (list, tuple)) or not values:
-        raise FilterError(f"{name} is {shown(values)}; wanted a list of names or addresses of time servers")
+        raise FilterError(f"{name} is {shown(values)}; wanted a list with at least one name or address")
     seen: dict[str, str] = {}
     for value in values:
         fault = address_fault(value)
@@ -193,7 +193,7 @@ def ntp_sources(values: Any, name: str = "sources") -> list[str]:
             raise FilterError(f"{name}: {shown(value)}: {fault}; wanted a name or an address")
         key = normal_address(value)
         if key in seen:
-            raise FilterError(f"{name}: {value} and {seen[key]} are one server; wanted each once: it has one vote")
+            raise FilterError(f"{name}: {value} and {seen[key]} are one server; wanted each once")
         seen[key] = str(value)
     return [host_address(value) for value in values]
 
@@ -633,7 +633,7 @@ class FilterModule:
             "host_address": host_address,
             "inventory_errors": inventory_errors,
             "inventory_facts": inventory_facts,
-            "ntp_sources": ntp_sources,
+            "server_addresses": server_addresses,
             "preflight_findings": preflight_findings,
             "url_host": url_host,
         }

@@ -9,7 +9,7 @@ import pytest
 import rack_inventory
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rack_inventory import address_fault, client_networks, host_address, inventory_errors, ntp_sources, url_host
+from rack_inventory import address_fault, client_networks, host_address, inventory_errors, server_addresses, url_host
 
 A100 = "NVIDIA A100 80GB PCIe"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -478,11 +478,11 @@ def test_networks_that_would_serve_nobody_or_the_world_are_refused(networks: Any
 )
 def test_sources_that_are_none_or_one_vote_twice_are_refused(sources: Any) -> None:
     with pytest.raises(rack_inventory.FilterError, match="time_sync_upstreams"):
-        ntp_sources(sources, "time_sync_upstreams")
+        server_addresses(sources, "time_sync_upstreams")
 
 
 def test_sources_lose_their_brackets() -> None:
-    assert ntp_sources(["[2001:db8::1]", "ntp.aliyun.com"]) == ["2001:db8::1", "ntp.aliyun.com"]
+    assert server_addresses(["[2001:db8::1]", "ntp.aliyun.com"]) == ["2001:db8::1", "ntp.aliyun.com"]
 
 
 # --- what preflight makes of it ------------------------------------------------------------------------

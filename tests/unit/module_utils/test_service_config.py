@@ -1,4 +1,4 @@
-"""The pure parts of service_config and units: what a state means and what follows from it."""
+"""The pure parts of service_wish, service_plan and units: what a state means and what follows from it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
-from ansible.module_utils.steadyrack import service_config, units
+from ansible.module_utils.steadyrack import service_plan, service_wish, units
 from ansible.module_utils.steadyrack.errors import InputError, ToolError
-from ansible.module_utils.steadyrack.service_config import plan_unit, stronger
+from ansible.module_utils.steadyrack.service_plan import plan_unit, stronger
 from ansible.module_utils.steadyrack.units import UnitState
 from fake_node import FakeNode
 from hypothesis import given
@@ -31,8 +31,8 @@ RUNNING = UnitState(
 ABSENT = RUNNING._replace(load="not-found", active="inactive", sub="dead", file_state="")
 
 
-def wish(**entry: Any) -> service_config.UnitWish:
-    (found,) = service_config.wishes({"units": [{"name": "chrony", **entry}]}).units
+def wish(**entry: Any) -> service_wish.UnitWish:
+    (found,) = service_wish.wishes({"units": [{"name": "chrony", **entry}]}).units
     return found
 
 
@@ -91,9 +91,9 @@ def test_masked_and_started_contradict() -> None:
 
 
 def test_restart_false_leaves_the_unit_running() -> None:
-    assert service_config.asked_of(wish(state="started", restart=False), ["restart"]) is None
-    assert service_config.asked_of(wish(state="started"), ["none", "restart"]) == "restart"
-    assert service_config.asked_of(wish(state="stopped"), ["restart"]) is None
+    assert service_plan.asked_of(wish(state="started", restart=False), ["restart"]) is None
+    assert service_plan.asked_of(wish(state="started"), ["none", "restart"]) == "restart"
+    assert service_plan.asked_of(wish(state="stopped"), ["restart"]) is None
 
 
 def test_a_restart_covers_a_reload() -> None:
@@ -166,8 +166,8 @@ def test_an_unknown_reason_stays_general(node: FakeNode) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_every_pair_of_names_is_compared(count: int) -> None:
     names = [f"/etc/{n}" for n in range(count)]
-    assert service_config.wishes({"files": [{"path": name, "content": "x"} for name in names]}).files
+    assert service_wish.wishes({"files": [{"path": name, "content": "x"} for name in names]}).files
     for twice in itertools.islice(names, count):
         files = [{"path": name, "content": "x"} for name in [*names, twice + "/"]]
         with pytest.raises(InputError, match="named twice"):
-            service_config.wishes({"files": files})
+            service_wish.wishes({"files": files})
