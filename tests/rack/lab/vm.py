@@ -575,7 +575,7 @@ def down(name: str, *, keep_disk: bool = False, cut: bool = False) -> None:
         pid = keeper_pid(folder)
         if pid and keep_disk and not cut:
             step(f"{name}: powering off")
-            words = ["ssh", "-F", SSH_CONFIG, "-o", "BatchMode=yes", name, "systemctl poweroff --no-block"]
+            words = ["ssh", "-F", str(SSH_CONFIG), "-o", "BatchMode=yes", name, "systemctl poweroff --no-block"]
             with contextlib.suppress(RackError):  # no answer in time: then its power is cut
                 run(words, check=False, timeout_s=60)
             deadline = time.monotonic() + POWER_OFF_S
