@@ -154,8 +154,8 @@ checks:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.steadyrack import service_config
 from ansible.module_utils.steadyrack.errors import SteadyrackError
+from ansible.module_utils.steadyrack.service_config import PENDING_DIRECTORY, apply, redacted
 
 ON_CHANGE = {"type": "str", "choices": ["restart", "reload", "none"], "default": "restart"}
 OWNERS = {"owner": {"type": "str"}, "group": {"type": "str"}}
@@ -187,6 +187,25 @@ UNIT = {
 }
 
 
+class DiscreetModule(AnsibleModule):
+    """Neither logs on the host nor sends back what is in a file: some contents are secret.
+
+    no_log on ``content`` would not do: it masks a text wherever it occurs, diffs of harmless files included,
+    and the log holds it in another spelling (newlines escaped), which is not recognised.
+    """
+
+    def _log_invocation(self):
+        full, self.params = self.params, redacted(self.params)
+        try:
+            super()._log_invocation()
+        finally:
+            self.params = full
+
+    def _return_formatted(self, kwargs):
+        kwargs.setdefault("invocation", {"module_args": redacted(self.params)})
+        return super()._return_formatted(kwargs)
+
+
 def listed(options=None):
     """A list of dictionaries, or of strings."""
     if options is None:
@@ -195,31 +214,27 @@ def listed(options=None):
 
 
 def main():
-    module = AnsibleModule(
+    module = DiscreetModule(
         argument_spec={
             "packages": listed(),
             "directories": listed(DIRECTORY),
             "files": listed(FILE),
             "units": listed(UNIT),
             "timeout_s": {"type": "int", "default": 90},
-            "pending_directory": {"type": "path", "default": service_config.PENDING_DIRECTORY},
+            "pending_directory": {"type": "path", "default": PENDING_DIRECTORY},
         },
         supports_check_mode=True,
-        # The parameters hold whole files, some of them secret: they are neither logged on the host nor
-        # sent back. (no_log on content would mask each file's text wherever it occurs, diffs included.)
-        no_log=True,
     )
-    invocation = {"module_args": service_config.redacted(module.params)}
     try:
-        result = service_config.apply(
+        result = apply(
             module.params,
             check_mode=module.check_mode,
             pending_directory=module.params["pending_directory"],
             timeout_s=module.params["timeout_s"],
         )
     except SteadyrackError as error:
-        module.fail_json(msg=str(error), error=error.as_dict(), invocation=invocation)
-    module.exit_json(invocation=invocation, **result)
+        module.fail_json(msg=str(error), error=error.as_dict())
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

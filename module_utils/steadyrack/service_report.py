@@ -88,7 +88,9 @@ def _path_diff(plan: FilePlan, slash: str) -> dict[str, str]:
         # Only kind, mode or owner: the text is the description itself.
         return _entry(path, path, _describe(plan.seen) + "\n", _describe_wish(plan) + "\n")
     new = None if plan.wish.absent else plan.wish.content
-    return _entry(before, after, _shown(plan.seen.content, plan.wish.secret), _shown(new, plan.wish.secret))
+    if plan.wish.secret:
+        return _entry(before, after, _hidden("old", plan.seen.content), _hidden("new", new))
+    return _entry(before, after, _shown(plan.seen.content), _shown(new))
 
 
 def _entry(before_header: str, after_header: str, before: str, after: str) -> dict[str, str]:
@@ -109,26 +111,31 @@ def _describe_wish(plan: FilePlan) -> str:
     return f"{kind}, mode {wish.mode:04o}, owner {owner}:{group}"
 
 
-def _shown(content: bytes | None, secret: bool) -> str:
-    """Text for a diff; secret or binary content is told by its size alone (the digest of a short secret tells it)."""
+def _shown(content: bytes | None) -> str:
+    """Text for a diff; of binary content only the size."""
     if content is None:
         return ""
-    if secret:
-        return f"(content hidden, {len(content)} bytes)\n"
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         return f"(binary, {len(content)} bytes)\n"
 
 
+def _hidden(which: str, content: bytes | None) -> str:
+    """That there is a content, and its size. No digest: that of a short secret tells it."""
+    return "" if content is None else f"({which} content hidden, {len(content)} bytes)\n"
+
+
 def redacted(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters without any file's content: what may be repeated in a result or a log."""
-    clean = dict(params)
-    clean["files"] = [
-        {
-            key: value if key != "content" or value is None else f"({len(value)} characters)"
-            for key, value in entry.items()
-        }
-        for entry in params.get("files") or []
-    ]
-    return clean
+    """The parameters without any file's content: what may be repeated in a result or a log.
+
+    They may not have been validated yet, so whatever is not of the expected shape is left out whole.
+    """
+    files = params.get("files")
+    return {**params, "files": [_redacted_file(entry) for entry in files] if isinstance(files, list) else "(left out)"}
+
+
+def _redacted_file(entry: Any) -> Any:
+    if not isinstance(entry, dict):
+        return "(left out)"
+    return {key: "(left out)" if key == "content" and value is not None else value for key, value in entry.items()}

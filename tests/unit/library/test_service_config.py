@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import service_config
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.steadyrack import units
 from fake_node import FakeNode, run_module
 
@@ -560,6 +561,32 @@ def test_a_refused_secret_is_not_printed_by_its_validator(call: Call, tmp_path: 
     answer = call(files=[wanted])
     assert answer["failed"]
     assert "secret-word" not in json.dumps(answer)
+
+
+def test_a_secret_is_not_logged_on_the_host_c85(
+    call: Call, tmp_path: Path, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C85: Ansible logs every module's parameters to the host's journal."""
+    logged: list[str] = []
+    monkeypatch.setattr(AnsibleModule, "log", lambda _self, text, **rest: logged.append(f"{text} {rest}"))
+    call(files=[{"path": str(tmp_path / "keys"), "content": "1 MD5 secret-word\n", "no_diff": True}])
+    assert "keys" in logged[0]
+    assert "secret-word" not in "".join(logged)
+
+
+@pytest.mark.parametrize(
+    "entry", [{"path": "/x", "content": "secret-word", "state": "wrong"}, {"content": "secret-word"}, "secret-word"]
+)
+def test_a_refused_parameter_does_not_repeat_a_content(entry: Any, call: Call) -> None:
+    answer = call(files=[entry])
+    assert answer["failed"]
+    assert "secret-word" not in json.dumps(answer["invocation"])
+
+
+def test_a_changed_secret_of_the_same_length_still_shows_that_it_changed(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("1 MD5 aaaa\n")
+    (entry,) = call(files=[{"path": str(tmp_path / "keys"), "content": "1 MD5 bbbb\n", "no_diff": True}])["diff"]
+    assert entry["before"] != entry["after"]
 
 
 def test_contents_are_not_repeated_as_invocation(call: Call, service: dict) -> None:
