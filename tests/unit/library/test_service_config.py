@@ -580,7 +580,7 @@ def test_a_secret_is_not_logged_on_the_host_c85(
 def test_a_refused_parameter_does_not_repeat_a_content(entry: Any, call: Call) -> None:
     answer = call(files=[entry])
     assert answer["failed"]
-    assert "secret-word" not in json.dumps(answer["invocation"])
+    assert "secret-word" not in json.dumps(answer.get("invocation", {}))
 
 
 def test_a_changed_secret_of_the_same_length_still_shows_that_it_changed(call: Call, tmp_path: Path) -> None:
@@ -590,7 +590,7 @@ def test_a_changed_secret_of_the_same_length_still_shows_that_it_changed(call: C
 
 
 def test_contents_are_not_repeated_as_invocation(call: Call, service: dict) -> None:
-    assert "makestep" not in json.dumps(call(**service)["invocation"])
+    assert "makestep" not in json.dumps(call(**service).get("invocation", {}))
 
 
 def test_the_diff_shows_before_and_after_of_one_line(call: Call, service: dict, tmp_path: Path) -> None:
