@@ -393,7 +393,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def require_tools() -> None:
     """Install what QEMU, the image and SSH need, after saying so."""
-    setup.install(setup.missing_packages(COMMANDS))
+    missing = setup.missing_packages(COMMANDS)
+    if not Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists():
+        missing.append("debian-archive-keyring")  # mmdebstrap on an Ubuntu
+    setup.install(missing)
     if still := setup.missing_packages(COMMANDS):
         raise RackError("installed, and still not found", " ".join(still), "apt-get install " + " ".join(still))
 
