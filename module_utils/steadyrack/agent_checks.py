@@ -18,8 +18,8 @@ from .run import Completed, run
 BOOT_UNIT = "steadyrack-gpu.service"
 TIMER = "steadyrack-gpu.timer"
 VERIFY_UNIT = "steadyrack-gpu-verify.service"
-UNIT_DIRECTORY = "etc/systemd/system"
-_PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result,ExecMainExitTimestampMonotonic"
+UNIT_DIRECTORY = "usr/lib/systemd/system"
+_PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result"
 
 Row = Dict[str, Any]
 
@@ -37,7 +37,7 @@ def checks(root: str = "/", runner: Callable[..., Completed] = run) -> list[Row]
     boot_time = boot_time_s(booted.out)
     installed = _modified(os.path.join(root, UNIT_DIRECTORY, BOOT_UNIT))
     return [
-        boot_row(units.get(BOOT_UNIT, {}), boot_time, installed, units.get(VERIFY_UNIT, {})),
+        boot_row(units.get(BOOT_UNIT, {}), boot_time, installed),
         timer_row(units.get(TIMER, {})),
         verify_row(units.get(VERIFY_UNIT, {})),
     ]
@@ -57,13 +57,8 @@ def boot_time_s(text: str) -> float | None:
     return time.time() - (time.monotonic() - int(microseconds) / 1e6)
 
 
-def boot_row(
-    unit: dict[str, str], boot_time: float | None, installed: float | None, verify: dict[str, str] | None = None
-) -> Row:
-    """The unit that brings caps back at boot must be enabled, and must have run at this boot.
-
-    One that failed, for a GPU came late, is a warning once the timer's later run went well.
-    """
+def boot_row(unit: dict[str, str], boot_time: float | None, installed: float | None) -> Row:
+    """The unit that brings caps back at boot must be enabled, and must have run at this boot."""
     trouble = _not_there(unit) or _not_enabled(unit)
     if trouble:
         return _row(BOOT_UNIT, verdict.FAIL, trouble, f"it is {trouble}: caps would not come back at the next boot")
@@ -72,9 +67,6 @@ def boot_row(
         return _row(BOOT_UNIT, verdict.PASS, "active", None)
     if state == "activating":
         return _row(BOOT_UNIT, verdict.UNKNOWN, "activating", "it is still waiting for the GPUs")
-    if state == "failed" and _put_right(unit, verify or {}):
-        return _row(BOOT_UNIT, verdict.PASS, "put_right", "it failed at boot; a later run of the timer went well",
-                    verdict.WARNING)  # fmt: skip
     if state == "failed":
         return _row(BOOT_UNIT, verdict.FAIL, "failed", "its last run failed ({})".format(unit.get("Result")))
     if None not in (boot_time, installed) and float(installed or 0) > float(boot_time or 0):
@@ -103,14 +95,6 @@ def verify_row(unit: dict[str, str]) -> Row:
     return _row(VERIFY_UNIT, verdict.PASS, unit.get("ActiveState") or "inactive", None)
 
 
-def _put_right(boot: dict[str, str], verify: dict[str, str]) -> bool:
-    """True when the timer's last run ended after the boot unit's, and well."""
-    ended = [unit.get("ExecMainExitTimestampMonotonic", "") for unit in (boot, verify)]
-    if not all(text.isdigit() for text in ended):
-        return False
-    return verify.get("ActiveState") != "failed" and verify.get("Result") == "success" and int(ended[0]) < int(ended[1])
-
-
 def _not_there(unit: dict[str, str]) -> str | None:
     load = unit.get("LoadState")
     return None if load == "loaded" else ("masked" if load == "masked" else "missing")
@@ -128,14 +112,13 @@ def _modified(path: str) -> float | None:
         return None
 
 
-def _row(unit: str, judged: str, state: str, reason: str | None, severity: str | None = None) -> Row:
+def _row(unit: str, judged: str, state: str, reason: str | None) -> Row:
     hint = None if reason is None else f"systemctl status {unit}; journalctl -u {unit} -b"
     return verdict.check_row(
         "agent.units",
         unit,
         judged,
         state,
-        severity=severity,
         expected="active",
         measured=state,
         source="systemd",

@@ -40,6 +40,8 @@ EXIT_CANNOT = 3
 WAIT_LOOK_S = 2.0
 # States that a node passes through while it boots.
 COMING_UP = ("no_driver", "no_library", "no_devices", "timeout", "error")
+# States of a GPU that waiting does not change.
+SETTLED = ("ok", "lost", "reset_required")
 MODPROBE = "nvidia-modprobe"
 
 Record = Dict[str, Any]
@@ -267,8 +269,9 @@ def wait_for_gpus(root: str, policy: gpu_policy.Policy, wait_s: float) -> None:
         pci = pcie.read_gpus(root)
         create_device_files(root, len(pci))
         node = nvml.read_node(root, [device["bus_id"] for device in pci])
-        wanted = len(pci) if policy.gpu_count is None else policy.gpu_count
-        here = sum(gpu["state"] == "ok" for gpu in node["gpus"])
+        # What the bus does not show, and what the driver calls lost, does not come by waiting.
+        wanted = sum(device["on_bus"] is not False for device in pci) or policy.gpu_count or 0
+        here = sum(gpu["state"] in SETTLED for gpu in node["gpus"])
         if (node["state"] == "ok" and here >= wanted) or node["state"] not in ("ok", *COMING_UP):
             return
         if time.monotonic() + WAIT_LOOK_S > give_up:
