@@ -126,6 +126,10 @@ def _service(rack: Rack, words: list[str]) -> None:
         hosts.execute(rack, host, "systemctl", "stop", unit)
 
 
+def _restart_unit(rack: Rack, words: list[str]) -> None:
+    hosts.execute(rack, words[0], "systemctl", "restart", words[1])
+
+
 def _heal(rack: Rack, _: list[str]) -> None:
     """Take every emulated fault back. What was done to files and services is site.yml's to repair."""
     for host in rack.hosts.values():
@@ -162,6 +166,7 @@ FAULTS = {
     "emulator": Fault("HOST KEY=VALUE", "any key of the NVML emulator (tests/rack/nvml/README.md)", _key),
     "line": Fault("HOST FILE TEXT", "somebody appends a line to a file", _line),
     "service": Fault("HOST stop|disable|mask UNIT", "somebody stops a service", _service),
+    "restart-unit": Fault("HOST UNIT", "a service starts again, with whatever its files now say", _restart_unit),
     "heal-gpus": Fault("HOST", "emulated GPU faults of one host end", _heal_gpus),
     "heal": Fault("", "every emulated fault ends; files and services are site.yml's to repair", _heal),
 }
