@@ -82,7 +82,7 @@ options:
       name: {description: The unit. C(.service) may be left out., type: str, required: true}
       enabled: {description: Started at boot., type: bool}
       state:
-        description: C(absent_ok_masked) stops and masks the unit where it exists, and is content where it does not.
+        description: C(absent_ok_masked) stops, disables and masks the unit where it exists; absent is as good.
         type: str
         choices: [started, stopped, absent_ok_masked]
       masked:

@@ -220,7 +220,7 @@ def plan_unit(wish: UnitWish, seen: UnitState, action: str | None, lenient: bool
         verbs.append("unmask")
     if wish.state == STOPPED and seen.active not in ("inactive", "failed"):
         verbs.append("stop")
-    # A masked unit cannot be enabled or disabled, and is neither.
+    # A masked unit can be neither enabled nor disabled.
     if wish.enabled is False and seen.file_state in ("enabled", "enabled-runtime", "linked") and not seen.masked:
         verbs.append("disable")
     if wish.masked and not seen.masked:

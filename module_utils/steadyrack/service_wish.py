@@ -120,9 +120,10 @@ def _directory_wish(entry: dict[str, Any]) -> DirectoryWish:
 
 def _unit_wish(entry: dict[str, Any]) -> UnitWish:
     name, state, masked = units.full_name(entry["name"]), entry.get("state"), entry.get("masked")
-    if state == ABSENT_OK_MASKED:
-        state, masked = STOPPED, True
     enabled = entry.get("enabled")
+    if state == ABSENT_OK_MASKED:
+        # Disabled as well: that takes away the links of its other names, by which it could still be started.
+        state, masked, enabled = STOPPED, True, False
     if masked and (state == STARTED or enabled):
         raise InputError(f"unit {name}", "masked, yet started or enabled", "one of the two", "correct the entry")
     if state == STARTED and masked is None:

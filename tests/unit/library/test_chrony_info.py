@@ -82,6 +82,16 @@ def test_waiting_ends_when_the_clock_follows(call: Call, node: FakeNode) -> None
     assert call(wait_s=60)["waited_s"] < 5
 
 
+def test_a_clock_that_is_still_unsure_is_waited_for_and_accepted(call: Call, node: FakeNode) -> None:
+    line = (FIXTURES / "client-4.6-tracking.csv").read_text().split(",")
+    line[3], line[9] = now(), "1000000.000"
+    files = f"sources) cat {FIXTURES}/client-4.6-sources.csv;; *) cat {FIXTURES}/client-4.6-$3.csv;;"
+    node.program("chronyc", f"#!/bin/sh\ncase $3 in tracking) echo '{','.join(line).strip()}';; {files} esac\n")
+    answer = call(wait_s=1)
+    assert "failed" not in answer
+    assert answer["waited_s"] >= 1
+
+
 def test_there_is_nothing_to_wait_for_where_the_daemon_may_not_run_c33(call: Call, node: FakeNode) -> None:
     """C33."""
     node.answers("chronyc", "506 Cannot talk to daemon\n", 1)

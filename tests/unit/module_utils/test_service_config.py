@@ -63,8 +63,8 @@ def test_what_a_unit_that_is_to_run_needs(seen: UnitState, action: str | None, e
     ("seen", "expected"),
     [
         (ABSENT, ()),
-        (RUNNING, ("stop", "mask")),
-        (RUNNING._replace(active="failed"), ("mask",)),
+        (RUNNING, ("stop", "disable", "mask")),
+        (RUNNING._replace(active="failed", file_state="static"), ("mask",)),
         (RUNNING._replace(active="inactive", file_state="masked", load="masked"), ()),
         (RUNNING._replace(active="active", file_state="masked", load="masked"), ("stop",)),
     ],
