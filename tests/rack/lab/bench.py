@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lab import hosts, setup
@@ -132,9 +133,9 @@ def measure(nodes: int, rounds: int) -> list[dict]:
     for name, words in ROWS.items():
         ratios: list[tuple[float, float, float]] = []
         for _ in range(rounds):
-            ping = _cost(rack, lambda: _ansible(folder, ["ansible", "all", "-m", "ping"]))
-            own = _cost(rack, lambda words=words: _playbook(folder, words))
-            ratios.append(tuple(b / a for a, b in zip(ping, own, strict=True)))
+            ping = _cost(rack, partial(_ansible, folder, ["ansible", "all", "-m", "ping"]))
+            own = _cost(rack, partial(_playbook, folder, words))
+            ratios.append((own[0] / ping[0], own[1] / ping[1], own[2] / ping[2]))
         wall, both, controller = (round(statistics.median(column), 1) for column in zip(*ratios, strict=True))
         counts = re.findall(r"^<([^>]+)> SSH: EXEC", _playbook(folder, [*words, "-vvv"]), re.M)
         results.append(
@@ -194,7 +195,7 @@ def _hosts_cpu_s(names: list[str]) -> float:
             total += int(_container(Path("/sys/fs/cgroup/cpuacct" + v1), "cpuacct.usage").read_text()) / 1e9
         else:
             text = _container(Path("/sys/fs/cgroup" + paths[""]), "cpu.stat").read_text()
-            total += int(re.search(r"usage_usec (\d+)", text)[1]) / 1e6
+            total += int(text.split()[1]) / 1e6  # its first line is "usage_usec N"
     return total
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from lab import bench, demo, faults, hosts, images, setup, suite
+from lab import bench, demo, faults, hosts, images, setup, suite, vm
 from lab.engine import require_engine
 from lab.topology import load
 
@@ -43,6 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     suite.arguments(word("test", suite.command, "pass every test; --all adds the slow ones"))
     sub = word("bench", bench.command, "ratios of runs to a ping of the same hosts")
     bench.arguments(sub)
+    vm.arguments(word("vm", vm.command, "a host with a kernel of its own (QEMU): up, down, status, shell, log"))
     word("setup", _setup, "install what is missing and make the virtual environment")
     word("images", lambda _: images.build_all(), "build the images that are missing")
     word("lock", lambda _: setup.lock(), "write requirements*.txt anew from requirements*.in")
@@ -65,6 +66,7 @@ def _down(args: argparse.Namespace) -> None:
     require_engine()
     hosts.down(load(args.rack))
     if args.purge:
+        vm.purge()
         images.purge()
         demo.forget()
 

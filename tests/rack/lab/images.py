@@ -50,7 +50,7 @@ BUILDER_PACKAGES = ("gcc", "libc6-dev")
 PREFIX = "localhost/steadyrack"
 
 
-def _hash(parts: Iterable[str | bytes]) -> str:
+def digest_of(parts: Iterable[str | bytes]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode() if isinstance(part, str) else part)
@@ -58,7 +58,7 @@ def _hash(parts: Iterable[str | bytes]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _tree(folder: Path) -> list[str | bytes]:
+def tree(folder: Path) -> list[str | bytes]:
     """Names, modes and contents of the files below `folder`, in a stable order."""
     parts: list[str | bytes] = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
@@ -69,26 +69,24 @@ def _tree(folder: Path) -> list[str | bytes]:
 # Each name is computed once a process: an edit while a build runs must not make it look for another image.
 @cache
 def base_name(suite: str) -> str:
-    return f"{PREFIX}-base:{suite}-{_hash([suite, *PACKAGES, *DPKG, *mirror.lines(suite)])}"
+    return f"{PREFIX}-base:{suite}-{digest_of([suite, *PACKAGES, *DPKG, *mirror.lines(suite)])}"
 
 
 @cache
 def native_hash() -> str:
     scripts = [(LAB / "nvml" / name).read_bytes() for name in ("build.sh", "fetch-header.sh")]
-    return _hash(["bookworm", *BUILDER_PACKAGES, *scripts, *_tree(LAB / "nvml" / "src"), *_tree(LAB / "clock")])
+    return digest_of(["bookworm", *BUILDER_PACKAGES, *scripts, *tree(LAB / "nvml" / "src"), *tree(LAB / "clock")])
 
 
 @cache
 def node_name(suite: str) -> str:
-    return (
-        f"{PREFIX}-node:{suite}-{_hash([base_name(suite), native_hash(), *_tree(LAB / 'nvml'), *_tree(LAB / 'image')])}"
-    )
+    return f"{PREFIX}-node:{suite}-{digest_of([base_name(suite), native_hash(), *tree(LAB / 'nvml'), *tree(LAB / 'image')])}"
 
 
 @cache
 def outside_name(suite: str) -> str:
-    trees = [*_tree(LAB / "image"), *_tree(LAB / "outside"), *_tree(LAB / "clock")]
-    return f"{PREFIX}-outside:{suite}-{_hash([base_name(suite), *trees])}"
+    trees = [*tree(LAB / "image"), *tree(LAB / "outside"), *tree(LAB / "clock")]
+    return f"{PREFIX}-outside:{suite}-{digest_of([base_name(suite), *trees])}"
 
 
 def exists(image: str) -> bool:
@@ -111,7 +109,7 @@ def build_all(suites: Iterable[str] = SUITES) -> None:
         _build_outside("bookworm")
 
 
-def _mmdebstrap(suite: str, target: Path, words: list[str], components: str = "main") -> None:
+def mmdebstrap(suite: str, target: Path, words: list[str], components: str = "main") -> None:
     run(
         ["mmdebstrap", "--mode=root", "--quiet", *words, suite, target, *mirror.lines(suite, components)], timeout_s=900
     )
@@ -120,12 +118,12 @@ def _mmdebstrap(suite: str, target: Path, words: list[str], components: str = "m
 def _build_base(suite: str) -> None:
     image = base_name(suite)
     step(f"image: Debian {suite} from this machine's mirror (about half a minute)")
-    with _workdir() as folder:
+    with workdir() as folder:
         tar = folder / "base.tar"
         options = [f"--dpkgopt={line}" for line in DPKG]
         # Host keys and the machine id belong to a host, not to an image.
         hook = 'rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/machine-id && : > "$1"/etc/machine-id'
-        _mmdebstrap(
+        mmdebstrap(
             suite,
             tar,
             ["--variant=minbase", f"--include={','.join(PACKAGES)}", *options, f"--customize-hook={hook}"],
@@ -143,7 +141,7 @@ def build_native(force: bool = False) -> None:
     if not force and stamp.exists() and stamp.read_text() == native_hash():
         return
     step("image: compiling the NVML emulator (NVIDIA's header comes from Debian non-free)")
-    with _workdir() as folder:
+    with workdir() as folder:
         out = folder / "out"
         out.mkdir()
         build = (
@@ -157,7 +155,7 @@ def build_native(force: bool = False) -> None:
             f"--customize-hook=sync-out /root/out {out}",
         ]
         words = ["--variant=apt", "--format=null", f"--include={','.join(BUILDER_PACKAGES)}", *hooks]
-        _mmdebstrap("bookworm", Path("/dev/null"), words)
+        mmdebstrap("bookworm", Path("/dev/null"), words)
         for name in ("libnvidia-ml.so.1", "libbentclock.so"):
             if not (out / name).exists():
                 raise RackError(f"{name} was not built", ", ".join(sorted(p.name for p in out.iterdir())))
@@ -172,7 +170,7 @@ def build_native(force: bool = False) -> None:
 
 def _build_node(suite: str) -> None:
     step(f"image: rack host on {suite}")
-    with _workdir() as folder:
+    with workdir() as folder:
         run(["cp", "-a", LAB / "image", folder / "tree"])
         run(["sh", LAB / "nvml" / "install.sh", folder / "tree", NVML])
         _layer(
@@ -185,7 +183,7 @@ def _build_node(suite: str) -> None:
 
 def _build_outside(suite: str) -> None:
     step("image: the world outside (four upstream time servers)")
-    with _workdir() as folder:
+    with workdir() as folder:
         run(["cp", "-a", LAB / "image", folder / "tree"])
         run(["cp", "-a", f"{LAB / 'outside'}/.", folder / "tree"])
         shutil.copy2(NVML / "libbentclock.so", folder / "tree" / "usr" / "lib" / "upstream-clocks")
@@ -222,7 +220,7 @@ def purge() -> None:
 
 
 @contextmanager
-def _workdir() -> Iterator[Path]:
+def workdir() -> Iterator[Path]:
     """A temporary folder under .rack/, gone afterwards; leftovers of a killed run are swept when one is made."""
     parent = STATE / "tmp"
     parent.mkdir(parents=True, exist_ok=True)

@@ -48,8 +48,11 @@ def missing_packages(commands: dict[str, str] = COMMANDS) -> list[str]:
     return list(dict.fromkeys(wanted))
 
 
-def install(packages: list[str]) -> None:
-    """Install Debian packages after saying which; explain instead where that is not ours to do."""
+def install(packages: list[str], commands: dict[str, str] = COMMANDS) -> None:
+    """Install Debian packages after saying which; explain instead where that is not ours to do.
+
+    `commands` is what they were missing from (see missing_packages): looked at once more afterwards.
+    """
     if not packages:
         return
     command = "apt-get install --no-install-recommends " + " ".join(packages)
@@ -71,7 +74,7 @@ def install(packages: list[str]) -> None:
     if run([*words, "install", "-y", "--no-install-recommends", "--", *packages], check=False, env=quiet).returncode:
         run([*words, "update"], env=quiet)
         run([*words, "install", "-y", "--no-install-recommends", "--", *packages], env=quiet)
-    still = [name for name in packages if name in missing_packages()]
+    still = [name for name in packages if name in missing_packages(commands)]
     if still:
         raise RackError(
             "installed, and still not found", " ".join(still), "look at: apt-get install " + " ".join(still)

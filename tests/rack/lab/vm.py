@@ -210,16 +210,16 @@ def card_address(text: str, rack: Rack) -> tuple[str, ipaddress.IPv4Interface]:
 
 def base_key(suite: str) -> str:
     """Changes with whatever goes into the slow layer: packages, mirror, and how the initrd is made."""
-    return images._hash([suite, *PACKAGES, *images.DPKG, *mirror.lines(suite), *_initrd_files()])
+    return images.digest_of([suite, *PACKAGES, *images.DPKG, *mirror.lines(suite), *_initrd_files()])
 
 
 def image_key(suite: str, gpus: bool) -> str:
     native = images.native_hash() if gpus else ""
-    return images._hash([base_key(suite), native, str(DISK_BYTES), *ENABLED, *MASKED, *images._tree(TREE)])
+    return images.digest_of([base_key(suite), native, str(DISK_BYTES), *ENABLED, *MASKED, *images.tree(TREE)])
 
 
 def _initrd_files() -> list[str | bytes]:
-    return [part for word in ("etc/initramfs-tools", "usr/share/initramfs-tools") for part in images._tree(TREE / word)]
+    return [part for word in ("etc/initramfs-tools", "usr/share/initramfs-tools") for part in images.tree(TREE / word)]
 
 
 def build_image(suite: str, gpus: bool = False) -> Path:
@@ -236,7 +236,7 @@ def build_image(suite: str, gpus: bool = False) -> Path:
         images.build_native()
     base = _build_base(suite)
     step(f"vm image: file system for {kind} (about 10 s)")
-    with images._workdir() as folder:
+    with images.workdir() as folder:
         root = folder / "root"
         root.mkdir()
         run(["tar", "--numeric-owner", "-xpf", base, "-C", root])
@@ -266,7 +266,7 @@ def _build_base(suite: str) -> Path:
     if base.exists():
         return base
     step(f"vm image: Debian {suite} with a kernel from this machine's mirror (about a minute)")
-    with images._workdir() as folder:
+    with images.workdir() as folder:
         seed = folder / "seed"
         for word in ("etc/initramfs-tools", "usr/share/initramfs-tools"):
             shutil.copytree(TREE / word, seed / word)
@@ -276,7 +276,7 @@ def _build_base(suite: str) -> Path:
         ]
         options = [f"--dpkgopt={line}" for line in images.DPKG]
         words = ["--variant=minbase", f"--include={','.join(PACKAGES)}", *options, *hooks]
-        images._mmdebstrap(suite, folder / "new.tar", words)
+        images.mmdebstrap(suite, folder / "new.tar", words)
         (folder / "new.tar").rename(base)
     for old in base.parent.glob(f"base-{suite}-*.tar"):
         if old != base:
@@ -330,7 +330,7 @@ def debugfs_script(files: list[File]) -> str:
 
 def inject(disk: Path, files: list[File]) -> None:
     """Write files into a disk that nobody uses, and read each back: debugfs returns 0 whatever happened."""
-    with images._workdir() as folder:
+    with images.workdir() as folder:
         for number, file in enumerate(files):
             (folder / f"file-{number}").write_text(file.content)
         (folder / "script").write_text(debugfs_script(files))
@@ -396,9 +396,7 @@ def require_tools() -> None:
     missing = setup.missing_packages(COMMANDS)
     if not Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists():
         missing.append("debian-archive-keyring")  # mmdebstrap on an Ubuntu
-    setup.install(missing)
-    if still := setup.missing_packages(COMMANDS):
-        raise RackError("installed, and still not found", " ".join(still), "apt-get install " + " ".join(still))
+    setup.install(missing, COMMANDS)
 
 
 def up(
@@ -457,7 +455,7 @@ def start(
 
 def made_from(machine: Machine, image: str, controller_key: str) -> str:
     """Hash of what a machine consists of; how it is run (memory, accelerator, clock) may change between starts."""
-    return images._hash([machine.suite, str(machine.gpus), str(machine.card), image, controller_key])
+    return images.digest_of([machine.suite, str(machine.gpus), str(machine.card), image, controller_key])
 
 
 def _start(machine: Machine, how: dict[str, Any]) -> None:
