@@ -93,6 +93,25 @@ def test_a_call_the_driver_is_too_old_for_falls_back_to_the_older_one(gpu_node):
     assert gpu_at(gpu_node.read(), 0)["event_reasons"] == ["idle"]
 
 
+def test_a_host_of_eight_is_read_whole(make_gpu_node):
+    node = make_gpu_node("h100x8")
+    slots = [device["bus_id"] for device in node.call("steadyrack.pcie:read_gpus", str(node.root))]
+    record = node.call("steadyrack.nvml:read_node", str(node.root), slots)
+    assert [gpu["bus_id"] for gpu in record["gpus"]] == slots
+    assert [gpu["state"] for gpu in record["gpus"]] == ["ok"] * 8
+    assert len({gpu["uuid"] for gpu in record["gpus"]}) == 8
+    assert {gpu["pcie"]["gen_device_max"] for gpu in record["gpus"]} == {5}
+
+
+def test_with_mig_on_what_the_driver_then_refuses_is_none_and_limits_stay_those_of_the_gpu(gpu_node):
+    gpu_node.set("gpu.0.mig_mode=1", "gpu.0.mig_instances=2")
+    gpu = gpu_at(gpu_node.read(), 0)
+    assert gpu["mig"]["current"] is True
+    assert gpu["remapped_rows"] is None
+    assert gpu["errors"]["remapped_rows"]["name"] == "NOT_SUPPORTED"
+    assert gpu["power"]["requested_w"] == 300.0
+
+
 def test_a_lost_gpu_has_a_name_and_the_others_are_read(gpu_node):
     gpu_node.set("gpu.1.lost=1")
     record = gpu_node.read()
@@ -114,6 +133,13 @@ def test_a_gpu_lost_between_two_calls_is_lost_and_not_asked_on(gpu_node):
 def test_a_gpu_that_needs_a_reset_says_so(gpu_node):
     gpu_node.set("gpu.3.fault.nvmlDeviceGetPersistenceMode=16")
     assert gpu_at(gpu_node.read(), 3)["state"] == "reset_required"
+
+
+def test_a_gpu_on_the_bus_that_the_driver_does_not_list_has_a_record_of_its_own(gpu_node):
+    gpu_node.set("gpu.2.excluded=1")
+    record = gpu_node.read()
+    assert list(states(record).values()) == ["ok", "ok", "unreachable", "ok"]
+    assert gpu_at(record, 2)["error"]["name"] == "NOT_FOUND"
 
 
 def test_two_lost_gpus_are_told_apart(gpu_node):
