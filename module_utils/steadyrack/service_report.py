@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Sequence
 
 from . import units, verdict
@@ -106,9 +107,12 @@ def _describe_wish(plan: FilePlan) -> str:
     if getattr(wish, "absent", False):
         return "absent"
     kind = "directory" if isinstance(wish, DirectoryWish) else "file"
-    owner = wish.owner if wish.owner is not None else seen.uid if seen.kind != "absent" else "as created"
-    group = wish.group if wish.group is not None else seen.gid if seen.kind != "absent" else "as created"
-    return f"{kind}, mode {wish.mode:04o}, owner {owner}:{group}"
+    if seen.kind == "absent" and wish.owner is None and wish.group is None:
+        return f"{kind}, mode {wish.mode:04o}"
+    # Whom nobody named stays the owner; of a new file that is whoever writes it.
+    user, group = (seen.uid, seen.gid) if seen.kind != "absent" else (os.geteuid(), os.getegid())
+    owner = user if wish.owner is None else wish.owner
+    return f"{kind}, mode {wish.mode:04o}, owner {owner}:{group if wish.group is None else wish.group}"
 
 
 def _shown(content: bytes | None) -> str:
