@@ -80,7 +80,8 @@ def native_hash() -> str:
 
 @cache
 def node_name(suite: str) -> str:
-    return f"{PREFIX}-node:{suite}-{digest_of([base_name(suite), native_hash(), *tree(LAB / 'nvml'), *tree(LAB / 'image')])}"
+    parts = [base_name(suite), native_hash(), *tree(LAB / "nvml"), *tree(LAB / "image")]
+    return f"{PREFIX}-node:{suite}-{digest_of(parts)}"
 
 
 @cache
