@@ -136,7 +136,9 @@ def _set_all(session: nvml.Session, outcome: Outcome, policy: Policy, runner: Ca
         owner = persistence_owner(runner, start=policy.persistence_mode is True)
         if owner == "daemon":
             outcome.notes.append(f"persistence is kept by {PERSISTENCED}")
-            _await_daemon(session, outcome, policy)
+            if _await_daemon(session, outcome, policy) and _restart_daemon(runner, policy):
+                outcome.notes.append(f"{PERSISTENCED} ran and had let go of a GPU; it was restarted")
+                _await_daemon(session, outcome, policy)
             ours = [change for change in ours if change["setting"] != "persistence"]
     for change in ours:
         try:
@@ -169,15 +171,33 @@ def _is_active(runner: Callable[..., Completed]) -> bool:
     return runner(["systemctl", "is-active", "--quiet", PERSISTENCED]).rc == 0
 
 
-def _await_daemon(session: nvml.Session, outcome: Outcome, policy: Policy) -> None:
-    """Give the daemon its grace to switch every GPU, looking through a fresh reading each time."""
+def _await_daemon(session: nvml.Session, outcome: Outcome, policy: Policy) -> set[str]:
+    """Give the daemon its grace to switch every GPU, looking through a fresh reading each time.
+
+    Returns the UUIDs of the GPUs that it has not switched by then.
+    """
     give_up = time.monotonic() + PERSISTENCE_GRACE_S
     waiting = {change["uuid"] for change in outcome.changes if change["setting"] == "persistence"}
-    while waiting and time.monotonic() < give_up:
+    while True:
         gpus = session.read()["gpus"]
         waiting -= {gpu["uuid"] for gpu in gpus if gpu["persistence"] == policy.persistence_mode}
-        if waiting:
-            time.sleep(PERSISTENCE_LOOK_S)
+        if not waiting or time.monotonic() >= give_up:
+            return waiting
+        time.sleep(PERSISTENCE_LOOK_S)
+
+
+def _restart_daemon(runner: Callable[..., Completed], policy: Policy) -> bool:
+    """Restart the daemon where it runs and yet a GPU's persistence is off (``nvidia-smi -pm 0`` asks it so).
+
+    Switching the mode past it would leave two owners; what it holds meanwhile our own session keeps initialised.
+    One that was told ``--no-persistence-mode`` is as its owner wants it: that is said, not undone.
+    """
+    if policy.persistence_mode is not True:
+        return False
+    shown = runner(["systemctl", "show", "--property=ExecStart", PERSISTENCED])
+    if shown.rc != 0 or "--no-persistence-mode" in shown.out:
+        return False
+    return runner(["systemctl", "restart", PERSISTENCED]).rc == 0 and _is_active(runner)
 
 
 def remember(path: str, gpus: Sequence[Record], changes: Sequence[Record]) -> None:

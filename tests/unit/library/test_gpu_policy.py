@@ -11,6 +11,7 @@ state={root}/persistenced.pid
 case "$1" in
 show) echo LoadState=loaded; if [ -f $state ]; then echo ActiveState=active; else echo ActiveState=inactive; fi ;;
 start) {python} {emulator} persistenced >/dev/null 2>&1 & echo $! > $state ;;
+restart) touch {root}/restarted; kill $(cat $state); {python} {emulator} persistenced >/dev/null 2>&1 & echo $! > $state ;;
 is-active) [ -f $state ] ;;
 esac
 """
@@ -229,8 +230,25 @@ def test_c43_a_persistence_daemon_that_lost_the_race_at_boot_is_started_and_owns
     assert caps(gpu_node) == [250.0] * 4
 
 
+def test_a_running_daemon_that_was_told_to_let_go_of_one_gpu_is_restarted(gpu_node):
+    import sys
+
+    from gpu_node import EMULATOR
+
+    gpu_node.program("systemctl", PERSISTENCED.format(root=gpu_node.root, python=sys.executable, emulator=EMULATOR))
+    gpu_node.module("gpu_policy", policy=policy(250))
+    gpu_node.set("gpu.2.persistence_mode=0")
+    result = gpu_node.module("gpu_policy", policy=policy(250))
+    assert "failed" not in result
+    assert (gpu_node.root / "restarted").exists()
+    assert states(result, "gpu.persistence") == ["on"] * 4
+    assert caps(gpu_node) == [250.0] * 4
+    assert [(c["setting"], c["before"], c["after"]) for c in result["changes"]] == [("persistence", False, True)]
+
+
 def test_a_daemon_that_runs_without_persistence_mode_is_named_and_not_fought(gpu_node):
-    gpu_node.program("systemctl", "#!/bin/sh\necho LoadState=loaded\necho ActiveState=active\n")
+    start = "ExecStart={ argv[]=/usr/bin/nvidia-persistenced --no-persistence-mode }"
+    gpu_node.program("systemctl", f"#!/bin/sh\necho LoadState=loaded\necho ActiveState=active\necho '{start}'\n")
     result = gpu_node.module("gpu_policy", policy=policy(250))
     assert result["failed"] is True
     rows = [row for row in result["checks"] if row["id"] == "gpu.persistence"]
