@@ -91,13 +91,16 @@ def services(cards, rack, play):
     faults.inject(rack, "heal", [])
     hosts.execute(rack, "gpu-a2", "sh", "-c", "rm -f /etc/apt/apt.conf.d/*steadyrack*")
     hosts.execute(rack, "gpu-a2", "chronyc", "add", "server", "10.213.0.14")
-    return broken(
+    rows = broken(
         rack, play,
         ("service", "relay-a1", "stop", "chrony"),
         ("service", "relay-a1", "stop", "squid"),
         ("line", "gpu-a1", "/etc/chrony/chrony.conf", "server 10.213.0.13 iburst"),
         ("restart-unit", "gpu-a1", "chrony"),
     )  # fmt: skip
+    # Known to the running daemon only, so in no file that site.yml compares: named by acceptance, taken back by hand.
+    hosts.execute(rack, "gpu-a2", "chronyc", "delete", "10.213.0.14")
+    return rows
 
 
 @pytest.mark.parametrize(
