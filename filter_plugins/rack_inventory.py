@@ -24,7 +24,8 @@ GROUPING_PREFIXES = ("site_", "rack_")
 BUILT_IN_GROUPS = ("all", "ungrouped")
 RACK_FACTS = (
     "rack_name", "rack_site", "rack_feed_limit_w", "rack_feed_margin_percent", "rack_feed_derating",
-    "rack_psu_efficiency", "rack_host_base_w", "rack_gpus", "rack_active_gpus", "rack_networks", "rack_uplink_note",
+    "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus", "rack_active_gpus",
+    "rack_networks", "rack_uplink_note",
 )  # fmt: skip
 GPU_KEYS = ("model", "count", "power_max_w", "power_min_w", "power_cap_w", "idle_w", "link_width")
 # PCI Express link widths that a graphics card may train to (PCIe base specification).
@@ -361,6 +362,7 @@ def check_rack_facts(inventory: Inventory) -> None:
         _fact_number(inventory, host, "rack_feed_derating", 0.01, 1)
         _fact_number(inventory, host, "rack_psu_efficiency", 0.5, 1)
         _fact_number(inventory, host, "rack_host_base_w", 0, 100000)
+        _fact_number(inventory, host, "rack_other_w", 0, 1000000)
         _check_gpus(inventory, host)
         _check_networks(inventory, host)
 
@@ -501,7 +503,7 @@ def check_gpu_policy(inventory: Inventory) -> None:
         models = _models_of(variables)
         cap, overrides = variables.get("gpu_policy_power_cap_w"), variables.get("gpu_policy_overrides")
         if cap is not None and cap != "auto":
-            _check_cap(inventory, host, "gpu_policy_power_cap_w", cap, _ranges(models))
+            _check_cap(inventory, host, "gpu_policy_power_cap_w", _from_command_line(cap), _ranges(models))
         if overrides is None:
             continue
         if not isinstance(overrides, (list, tuple)):
@@ -509,6 +511,14 @@ def check_gpu_policy(inventory: Inventory) -> None:
             continue
         for position, entry in enumerate(overrides):
             _check_override(inventory, host, f"gpu_policy_overrides[{position}]", entry, models)
+
+
+def _from_command_line(value: Any) -> Any:
+    """A number given by -e arrives as text; the role takes it as a number."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _ranges(models: Mapping[str, tuple[float, float]]) -> list[tuple[str, float, float]]:

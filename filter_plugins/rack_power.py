@@ -4,123 +4,24 @@
 All figures are watts. A host's draw is taken at its worst: the host without GPUs, plus every active GPU
 at its cap, plus every idle one at its idle draw, divided by the efficiency of the power supplies (1.0
 where the figures were read at the plug). The feed's share that may be used is its limit, times a derating
-(0.8 where the limit is a breaker's rating), less a margin: a cap is a control target, not a fuse.
+(0.8 where the limit is a breaker's rating), less a margin: a cap is a control target, not a fuse. What else
+hangs on the feed (rack_other_w) is added. The caps are those that role gpu_policy will set: see rack_facts.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-# Defaults of the rack facts; the same as in inventory/example and docs.
-DEFAULTS: dict[str, Any] = {
-    "rack_feed_margin_percent": 5,
-    "rack_feed_derating": 1.0,
-    "rack_psu_efficiency": 1.0,
-    "rack_host_base_w": 600,
-}
-AUTO = "auto"
+# Ansible loads every file here by itself; this is how one finds its neighbour.
+sys.path.append(str(Path(__file__).resolve().parent))
+from rack_facts import BadFactError, Caps, Gpus, Host, gain_w, raised, read_feed, read_host
+
 # Sums are compared to a hundredth of a watt: 3 x (1800 / 0.94) must not be refused for its last bits.
 RESOLUTION_W = 0.01
-
-
-class Gpus(NamedTuple):
-    """GPUs of one model in one host."""
-
-    model: str
-    number: int
-    power_max_w: float
-    power_min_w: float
-    idle_w: float | None  # None: nobody stated it, so an idle one counts like an active one
-    cap_w: float | None  # the operator's cap; None: none given
-    auto: bool  # the operator leaves the cap to the plan
-
-    @property
-    def peak_w(self) -> float:
-        """The cap the operator asked for; without one, the most the card can draw."""
-        return self.power_max_w if self.cap_w is None else self.cap_w
-
-    def idles_at(self, cap_w: float) -> float:
-        """An idle GPU's draw, never above its cap."""
-        return cap_w if self.idle_w is None else min(self.idle_w, cap_w)
-
-
-class Host(NamedTuple):
-    """What the plan needs of one host."""
-
-    name: str
-    base_w: float
-    efficiency: float
-    active: int
-    gpus: tuple[Gpus, ...]
-
-    @property
-    def total(self) -> int:
-        return sum(entry.number for entry in self.gpus)
-
-
-# The cap under which a GPU is calculated.
-Caps = Callable[[Gpus], float]
-
-
-class BadFactError(ValueError):
-    """A rack fact that cannot be calculated with; the text names host and fact."""
-
-
-# --- reading the facts ---------------------------------------------------------------------------
-
-
-def _number(host: str, facts: Mapping[str, Any], key: str, span: tuple[float, float], note: str = "") -> float:
-    low, high = span
-    value = facts.get(key, DEFAULTS.get(key))
-    where = f"{host}: {note}{key}"
-    if value is None:
-        raise BadFactError(f"{where} is not set; it needs a number")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadFactError(f"{where} is {value!r}; it needs a number")
-    if not low <= value <= high:
-        raise BadFactError(f"{where} is {value!r}; it must lie between {low:g} and {high:g}")
-    return value
-
-
-def _gpus(host: str, entry: Any, position: int) -> Gpus:
-    note = f"rack_gpus[{position}]."
-    if not isinstance(entry, Mapping):
-        raise BadFactError(
-            f"{host}: rack_gpus[{position}] is {entry!r}; it needs model, count, power_max_w, power_min_w"
-        )
-    model = entry.get("model")
-    if not isinstance(model, str) or not model.strip():
-        raise BadFactError(f"{host}: {note}model is {model!r}; it needs the model's name")
-    count = _number(host, entry, "count", (1, 64), note)
-    if count != int(count):
-        raise BadFactError(f"{host}: {note}count is {count!r}; it needs a whole number")
-    high = _number(host, entry, "power_max_w", (1, 10000), note)
-    low = _number(host, entry, "power_min_w", (1, high), note)
-    cap = entry.get("power_cap_w")
-    given = None
-    if cap is not None and cap != AUTO:
-        given = _number(host, entry, "power_cap_w", (low, high), note)
-    idle = None if entry.get("idle_w") is None else _number(host, entry, "idle_w", (0, high), note)
-    return Gpus(str(model), int(count), high, low, idle, given, cap == AUTO)
-
-
-def _host(facts: Mapping[str, Any]) -> Host:
-    name = str(facts.get("host") or "?")
-    listed = facts.get("rack_gpus")
-    if not isinstance(listed, (list, tuple)):
-        raise BadFactError(f"{name}: rack_gpus is {listed!r}; it needs a list, empty for a host without GPUs")
-    gpus = tuple(_gpus(name, entry, position) for position, entry in enumerate(listed))
-    base = _number(name, facts, "rack_host_base_w", (0, 100000))
-    efficiency = _number(name, facts, "rack_psu_efficiency", (0.5, 1))
-    total = sum(entry.number for entry in gpus)
-    active = total
-    if facts.get("rack_active_gpus") is not None:
-        active = int(_number(name, facts, "rack_active_gpus", (0, total)))
-        if active != facts["rack_active_gpus"]:
-            raise BadFactError(f"{name}: rack_active_gpus is {facts['rack_active_gpus']!r}; it needs a whole number")
-    return Host(name, base, efficiency, active, gpus)
 
 
 # --- arithmetic ----------------------------------------------------------------------------------
@@ -144,6 +45,7 @@ def host_watts(host: Host, caps: Caps, active: int | None = None) -> float:
     inside = host.base_w
     for entry, busy, idle in _drawn(host, caps, wanted):
         inside += busy * caps(entry) + idle * entry.idles_at(caps(entry))
+    inside += sum(gain_w(override, host.gpus[kind], caps) for override, kind in raised(host, caps))
     return inside / host.efficiency
 
 
@@ -162,11 +64,11 @@ def as_asked(entry: Gpus) -> float:
 def at_share(share: float, movable: set[str] | None = None) -> Caps:
     """Every GPU at one share of the cap asked for, in whole watts, never below its minimum.
 
-    ``movable`` names the models to which that applies, None means all.
+    ``movable`` names the models to which that applies, None means all; never where role gpu_policy is told a cap.
     """
 
     def cap(entry: Gpus) -> float:
-        if movable is not None and entry.model not in movable:
+        if entry.pinned or (movable is not None and entry.model not in movable):
             return entry.peak_w
         # The small addition undoes the last bit of 166 / 300 * 300.
         return min(entry.peak_w, max(math.ceil(entry.power_min_w), math.floor(entry.peak_w * share + 1e-9)))
@@ -229,16 +131,38 @@ def watts(value: float) -> str:
 
 
 def _host_line(host: Host, caps: Caps) -> str:
-    terms = [f"host {watts(host.base_w)}"]
-    for entry, busy, idle in _drawn(host, caps, host.active):
+    terms, ones = [f"host {watts(host.base_w)}"], []
+    above = raised(host, caps)
+    for kind, (entry, active, spare) in enumerate(_drawn(host, caps, host.active)):
+        own = [override for override, raises in above if raises == kind]
+        at_cap = min(active, len(own))
+        for place, override in enumerate(own):
+            before = caps(entry) if place < at_cap else entry.idles_at(caps(entry))
+            ones.append(f"1 x {watts(before + gain_w(override, entry, caps))} (override {override.name})")
+        busy, idle = active - at_cap, spare - (len(own) - at_cap)
         if busy:
-            terms.append(f"{busy} x {watts(caps(entry))} ({entry.model})")
+            said = f"{entry.model}; {entry.pinned}" if entry.pinned else entry.model
+            terms.append(f"{busy} x {watts(caps(entry))} ({said})")
         if idle:
             terms.append(f"{idle} idle x {watts(entry.idles_at(caps(entry)))} ({entry.model})")
+    terms += ones
     text = " + ".join(terms)
     if host.efficiency != 1:
         text = f"({text}) / {host.efficiency:g} efficiency"
     return f"{host.name}: {text} = {watts(host_watts(host, caps))} W"
+
+
+def _host_notes(host: Host, caps: Caps) -> list[str]:
+    """What the inventory says and the sum does not count on."""
+    counted = [override for override, _ in raised(host, caps)]
+    names = ", ".join(f"{one.name} ({one.wish})" for one in host.cards if one not in counted)
+    notes = []
+    if names:
+        notes.append(f"{host.name}: override {names} not counted: a swapped card would not answer to that name")
+    if host.unenforced is not None:
+        text = f"{host.name}: rack_active_gpus {host.unenforced} of {host.total} is not enforced yet"
+        notes.append(f"{text}: all {host.total} are counted at their caps")
+    return notes
 
 
 def _budget_line(label: str, feed: dict[str, float], usable_w: float) -> str:
@@ -248,20 +172,25 @@ def _budget_line(label: str, feed: dict[str, float], usable_w: float) -> str:
     return text + f" less {feed['margin']:g} % margin = {watts(usable_w)} W usable"
 
 
-def _sum_line(hosts: list[Host], caps: Caps, sum_w: float, usable_w: float) -> str:
+def _sum_line(hosts: list[Host], caps: Caps, other_w: float, usable_w: float) -> str:
+    sum_w = _sum_w(hosts, caps) + other_w
     terms = " + ".join(watts(host_watts(host, caps)) for host in hosts)
+    if other_w:
+        terms += f" + {watts(other_w)} (rack_other_w)"
     text = f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}: {terms or 0} = {watts(sum_w)} W"
     if sum_w <= usable_w + RESOLUTION_W:
         return text + f" of {watts(usable_w)} W: fits, {watts(usable_w - sum_w)} W left"
     return text + f" of {watts(usable_w)} W: over by {watts(sum_w - usable_w)} W"
 
 
-def _next_line(caps: Caps | None, hosts: list[Host], usable_w: float) -> str:
+def _next_line(caps: Caps | None, hosts: list[Host], other_w: float) -> str:
+    told = [host.name for host in hosts if host.cards or any(entry.pinned for entry in host.gpus)]
     if caps is None:
-        return "next: move a host to another feed; even the lowest caps do not fit"
+        text = "next: move a host to another feed; even the lowest caps do not fit"
+        return text + (f" beside gpu_policy_power_cap_w and gpu_policy_overrides of {', '.join(told)}" if told else "")
     lowest = lowest_per_model(cap_table(hosts, caps))
     listed = ", ".join(f"{watts(cap)} W for {model}" for model, cap in sorted(lowest.items()))
-    total = watts(_sum_w(hosts, caps))
+    total = watts(_sum_w(hosts, caps) + other_w)
     step = "next: move a host to another feed, or accept lower caps (power_cap_w in rack_gpus)"
     return f"{step}: {listed} would make {total} W"
 
@@ -273,21 +202,7 @@ def _rack_key(facts: Mapping[str, Any]) -> tuple[str, str]:
     return str(facts.get("rack_site") or ""), str(facts.get("rack_name") or "")
 
 
-def _feed(names: list[str], members: list[Mapping[str, Any]]) -> dict[str, float]:
-    """The rack's feed, on which all its hosts must agree."""
-    feeds = []
-    for name, facts in zip(names, members, strict=True):
-        limit = _number(name, facts, "rack_feed_limit_w", (1, 1000000))
-        margin = _number(name, facts, "rack_feed_margin_percent", (0, 99))
-        derating = _number(name, facts, "rack_feed_derating", (0.01, 1))
-        feeds.append({"limit_w": limit, "margin": margin, "derating": derating})
-    for name, feed in zip(names, feeds, strict=True):
-        if feed != feeds[0]:
-            raise BadFactError(f"{name} and {names[0]} are in one rack but differ in its feed: {feed} and {feeds[0]}")
-    return feeds[0]
-
-
-def _plan_rack(key: tuple[str, str], members: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _plan_rack(key: tuple[str, str], members: list[Mapping[str, Any]], idle_enforced: bool) -> dict[str, Any]:
     site, rack = key
     label = f"rack {rack or '(no name)'}" + (f" at {site}" if site else "")
     names = [str(facts.get("host") or "?") for facts in members]
@@ -301,11 +216,11 @@ def _plan_rack(key: tuple[str, str], members: list[Mapping[str, Any]]) -> dict[s
     hosts = []
     for facts in members:
         try:
-            hosts.append(_host(facts))
+            hosts.append(read_host(facts, idle_enforced))
         except BadFactError as error:
             plan["errors"].append(str(error))
     try:
-        feed = _feed(names, members)
+        feed = read_feed(names, members)
     except BadFactError as error:
         plan["errors"].append(str(error))
     if plan["errors"]:
@@ -317,9 +232,9 @@ def _plan_rack(key: tuple[str, str], members: list[Mapping[str, Any]]) -> dict[s
 
 
 def _left_to_us(hosts: list[Host]) -> set[str]:
-    """Models whose every entry says power_cap_w: auto."""
-    every = {entry.model for host in hosts for entry in host.gpus}
-    return every - {entry.model for host in hosts for entry in host.gpus if not entry.auto}
+    """Models whose every entry says power_cap_w: auto, apart from those for which role gpu_policy is told a cap."""
+    entries = [entry for host in hosts for entry in host.gpus if not entry.pinned]
+    return {entry.model for entry in entries} - {entry.model for entry in entries if not entry.auto}
 
 
 def _judge(
@@ -327,10 +242,11 @@ def _judge(
 ) -> dict[str, Any]:
     """Fill in the sums. The caps judged are the operator's: given, or the maximum, or (auto) the plan's own."""
     # Lower caps than asked for are only a proposal, unless the operator wrote "auto" for the model.
-    granted = highest_caps(hosts, usable_w, _left_to_us(hosts))
-    best = granted if granted is not None else highest_caps(hosts, usable_w)
+    other_w = feed["other_w"]
+    granted = highest_caps(hosts, usable_w - other_w, _left_to_us(hosts))
+    best = granted if granted is not None else highest_caps(hosts, usable_w - other_w)
     judged = as_asked if granted is None else granted
-    sum_w = _sum_w(hosts, judged)
+    sum_w = _sum_w(hosts, judged) + other_w
     plan["fits"] = granted is not None
     plan["host_w"] = {host.name: round(host_watts(host, judged), 2) for host in hosts}
     plan["sum_w"], plan["spare_w"] = round(sum_w, 2), round(usable_w - sum_w, 2)
@@ -338,9 +254,10 @@ def _judge(
     plan["host_cap_w"] = {} if best is None else cap_table(hosts, best)
     plan["cap_w"] = lowest_per_model(plan["host_cap_w"])
     plan["lines"] = [_budget_line(label, feed, usable_w), *(_host_line(host, judged) for host in hosts)]
-    plan["lines"].append(_sum_line(hosts, judged, sum_w, usable_w))
+    plan["lines"] += [note for host in hosts for note in _host_notes(host, judged)]
+    plan["lines"].append(_sum_line(hosts, judged, other_w, usable_w))
     if not plan["fits"]:
-        plan["lines"].append(_next_line(best, hosts, usable_w))
+        plan["lines"].append(_next_line(best, hosts, other_w))
     elif plan["failover_w"] > plan["sum_w"]:
         text = f"while one spare takes over: {watts(plan['failover_w'])} W of {watts(usable_w)} W"
         over = plan["failover_w"] > usable_w + RESOLUTION_W
@@ -348,21 +265,23 @@ def _judge(
     return plan
 
 
-def rack_power_plan(hosts: Any) -> dict[str, Any]:
-    """The plan of every rack in ``hosts``, a list of dictionaries with ``host`` and its rack facts.
+def rack_power_plan(hosts: Any, idle_enforced: bool = False) -> dict[str, Any]:
+    """The plan of every rack in ``hosts``, a list of dictionaries with ``host``, its rack facts and the inputs
+    gpu_policy_power_cap_w and gpu_policy_overrides of role gpu_policy, whose caps are the ones that count.
 
     Returns ``racks``, a list of one dictionary per rack (site and name), and ``hosts``, which leads from
     a host's name to the position of its rack in that list. ``host_cap_w`` is per host and model the highest
     cap that fits (the maximum where it fits, empty where even the lowest does not), ``cap_w`` the lowest of
     these per model; ``fits`` judges the caps that
     the operator asked for: those given, or the maximum, or the plan's own where power_cap_w is "auto".
+    ``idle_enforced``: something keeps all but rack_active_gpus of a host idle; without it every GPU counts at its cap.
     """
     members: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for facts in hosts or []:
         if not isinstance(facts, Mapping):
             raise TypeError(f"rack_power_plan: {facts!r} where a dictionary of a host's rack facts belongs")
         members.setdefault(_rack_key(facts), []).append(facts)
-    racks = [_plan_rack(key, members[key]) for key in sorted(members)]
+    racks = [_plan_rack(key, members[key], idle_enforced) for key in sorted(members)]
     where = {name: position for position, rack in enumerate(racks) for name in rack["hosts"]}
     return {"racks": racks, "hosts": where}
 

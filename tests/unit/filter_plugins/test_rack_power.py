@@ -18,8 +18,8 @@ def host(name: str, *gpus: dict[str, Any], **facts: Any) -> dict[str, Any]:
     return {"host": name, **base, **facts}
 
 
-def only_rack(*hosts: dict[str, Any]) -> dict[str, Any]:
-    (rack,) = rack_power_plan(list(hosts))["racks"]
+def only_rack(*hosts: dict[str, Any], idle_enforced: bool = False) -> dict[str, Any]:
+    (rack,) = rack_power_plan(list(hosts), idle_enforced)["racks"]
     return rack
 
 
@@ -76,7 +76,7 @@ def test_the_table_with_power_supplies_of_94_percent(row: tuple[int, ...]) -> No
 
     def rack(nodes: int, active: int) -> dict[str, Any]:
         facts = {"rack_psu_efficiency": 0.94, "rack_active_gpus": active}
-        return only_rack(*(host(f"g{n}", gpus, **facts) for n in range(nodes)))
+        return only_rack(*(host(f"g{n}", gpus, **facts) for n in range(nodes)), idle_enforced=True)
 
     assert (round(rack(1, 3)["sum_w"]), round(rack(1, 4)["sum_w"])) == (three, four)
     assert (round(rack(2, 3)["sum_w"]), round(rack(2, 4)["sum_w"])) == (two_threes, two_fours)
@@ -86,7 +86,8 @@ def test_the_table_with_power_supplies_of_94_percent(row: tuple[int, ...]) -> No
 
 def test_the_moment_of_fail_over_is_told() -> None:
     gpus = {**A100, "idle_w": 75}
-    rack = only_rack(*(host(f"g{n}", gpus, rack_psu_efficiency=0.94, rack_active_gpus=3) for n in range(2)))
+    hosts = (host(f"g{n}", gpus, rack_psu_efficiency=0.94, rack_active_gpus=3) for n in range(2))
+    rack = only_rack(*hosts, idle_enforced=True)
     assert round(rack["failover_w"]) == 1915 + 1676 - 1  # 3590.4
     assert any("one spare takes over: 3590.4 W of 3800 W" in line for line in rack["lines"])
 
@@ -99,6 +100,14 @@ def test_a_breaker_rating_is_derated() -> None:
 
 
 # --- mixed models, exceptions ----------------------------------------------------------------------------
+
+
+def test_what_else_hangs_on_the_feed_is_added() -> None:
+    rack = only_rack(*(host(name, rack_other_w=201) for name in ("g1", "g2")))
+    assert not rack["fits"]
+    assert "2 hosts: 1800 + 1800 + 201 (rack_other_w) = 3801 W of 3800 W: over by 1 W" in rack["lines"]
+    gpus = {**A100, "power_cap_w": "auto"}
+    assert only_rack(*(host(name, gpus, rack_other_w=201) for name in ("g1", "g2")))["cap_w"] == {A100["model"]: 299}
 
 
 def test_mixed_models_are_lowered_in_proportion() -> None:
@@ -131,7 +140,13 @@ def test_even_the_lowest_caps_do_not_fit() -> None:
 
 
 def test_an_idle_gpu_whose_draw_nobody_stated_counts_in_full() -> None:
-    assert only_rack(host("g1", rack_active_gpus=3))["sum_w"] == 1800
+    assert only_rack(host("g1", rack_active_gpus=3), idle_enforced=True)["sum_w"] == 1800
+
+
+def test_a_spare_that_nothing_keeps_idle_counts_in_full_and_it_is_said() -> None:
+    rack = only_rack(host("g1", {**A100, "idle_w": 75}, rack_active_gpus=3))
+    assert rack["sum_w"] == 1800
+    assert "g1: rack_active_gpus 3 of 4 is not enforced yet: all 4 are counted at their caps" in rack["lines"]
 
 
 def test_a_host_without_gpus_draws_its_base() -> None:
@@ -162,6 +177,8 @@ def test_one_rack_name_at_two_sites_is_two_racks() -> None:
         ({"rack_feed_margin_percent": 100}, "rack_feed_margin_percent"),
         ({"rack_feed_derating": 0}, "rack_feed_derating"),
         ({"rack_psu_efficiency": 94}, "rack_psu_efficiency"),
+        ({"rack_other_w": -1}, "rack_other_w"),
+        ({"rack_other_w": "60"}, "rack_other_w"),
         ({"rack_gpus": None}, "rack_gpus"),
         ({"rack_gpus": "4 x A100"}, "rack_gpus"),
         ({"rack_gpus": ["A100"]}, "rack_gpus[0]"),
