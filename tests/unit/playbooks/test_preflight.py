@@ -1,4 +1,7 @@
-"""playbooks/preflight.yml as it runs: no host is contacted, whatever --limit says, the same in check mode."""
+"""playbooks/preflight.yml as it runs: no host is contacted, whatever --limit says, the same in check mode.
+
+And that playbooks/gpu.yml, run alone, refuses the same racks before it contacts a host of them.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,13 @@ def inventory(nodes: int = 2, **changes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def preflight(tmp_path: Path, hosts: dict[str, Any], *arguments: str) -> dict[str, Any]:
+def preflight(tmp_path: Path, hosts: dict[str, Any], *arguments: str, playbook: str = "preflight") -> dict[str, Any]:
     """One run by ansible-runner: its exit status, results per host, hosts refused, and the lines shown last."""
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts, allow_unicode=True), encoding="utf-8")
     run = ansible_runner.run(
         private_data_dir=str(tmp_path),
         inventory=str(tmp_path / "hosts.yml"),
-        playbook=str(REPOSITORY / "playbooks/preflight.yml"),
+        playbook=str(REPOSITORY / "playbooks" / f"{playbook}.yml"),
         cmdline=" ".join(arguments) or None,
         envvars={"ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"), "ANSIBLE_FORKS": "4"},
         quiet=True,
@@ -81,6 +84,53 @@ def test_a_third_node_is_refused_in_watts_also_with_a_limit_to_it(tmp_path: Path
 def test_the_other_rack_goes_on(tmp_path: Path) -> None:
     run = preflight(tmp_path, inventory(3))
     assert run["failed"] == ["gpu-a1", "gpu-a2", "gpu-a3", "relay-a1"]
+
+
+AUTO_AT_160 = [{**GPUS[0], "power_cap_w": 160}]
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+
+
+def test_the_caps_that_role_gpu_policy_will_set_are_the_ones_counted(tmp_path: Path) -> None:
+    """Three hosts fit at the 160 W of rack_gpus, and not at the 300 W that one of them would really get."""
+    hosts = inventory(3, gpu_a3={"gpu_policy_power_cap_w": 300})
+    hosts["all"]["vars"]["rack_gpus"] = AUTO_AT_160
+    run = preflight(tmp_path, hosts)
+    assert run["failed"] == ["gpu-a1", "gpu-a2", "gpu-a3", "relay-a1"]
+    said = "gpu_policy_power_cap_w; not the 160 of rack_gpus"
+    assert f"gpu-a3: host 600 + 4 x 300 (NVIDIA A100 80GB PCIe; {said}) = 1800 W" in run["shown"]["gpu-a3"]
+
+
+@pytest.mark.parametrize("given", ["160", "'{\"gpu_policy_power_cap_w\": 160}'"])
+def test_a_cap_on_the_command_line_makes_room(tmp_path: Path, given: str) -> None:
+    cap = given if given.startswith("'") else f"gpu_policy_power_cap_w={given}"
+    run = preflight(tmp_path, inventory(3), "-e", cap)
+    assert run["failed"] == []
+    assert "3720 W of 3800 W: fits" in run["shown"]["gpu-a1"][0]
+
+
+def test_an_override_of_one_card_is_counted(tmp_path: Path) -> None:
+    hosts = inventory(3, gpu_a3={"gpu_policy_overrides": [{"uuid": UUID, "power_cap_w": 300}]})
+    hosts["all"]["vars"]["gpu_policy_power_cap_w"] = 160
+    run = preflight(tmp_path, hosts)
+    assert "gpu-a3" in run["failed"]
+    assert any(f"3 x 160 (NVIDIA A100 80GB PCIe; gpu_policy_power_cap_w) + 1 x 300 (override {UUID})" in line
+               for line in run["shown"]["gpu-a3"])  # fmt: skip
+
+
+def test_gpu_alone_refuses_a_rack_over_its_budget_and_goes_on_with_the_other(tmp_path: Path, mode: list[str]) -> None:
+    hosts = inventory(3)
+    for name, variables in hosts["all"]["children"]["gpu_nodes"]["hosts"].items():
+        # Nobody listens: whoever is contacted is unreachable at once.
+        variables.update(ansible_host="127.0.0.1", ansible_port=1, ansible_user=name)
+    run = preflight(tmp_path, hosts, *mode, playbook="gpu")
+    for name in ("gpu-a1", "gpu-a2", "gpu-a3"):
+        assert any("= 5400 W of 3800 W: over by 1600 W" in line for line in run["shown"][name])
+        assert run["counts"][name] <= 2
+    assert "Connection refused" in run["shown"]["gpu-b1"]
+    (tmp_path / "hosts.yml").unlink()
+    hosts["all"]["vars"]["gpu_policy_power_cap_w"] = 160
+    run = preflight(tmp_path, hosts, *mode, playbook="gpu")
+    assert all("Connection refused" in run["shown"][name] for name in ("gpu-a1", "gpu-a3", "gpu-b1"))
 
 
 def test_one_hosts_mistakes_are_its_own_and_all_told(tmp_path: Path) -> None:
