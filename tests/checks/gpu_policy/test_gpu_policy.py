@@ -95,7 +95,8 @@ def declared_count(node: Node) -> int:
 
 def override(node: Node, gpu: Gpu, *keys: str) -> dict[str, Any] | None:
     """The most specific of gpu_policy_overrides that names this GPU and gives one of `keys`."""
-    entries = [entry for entry in node.setting_or("gpu_policy_overrides", []) if any(key in entry for key in keys)]
+    listed = node.setting_or("gpu_policy_overrides", [])
+    entries = [entry for entry in listed if any(entry.get(key) is not None for key in keys)]
     for name in NAMES:
         for entry in entries:
             if entry.get(name) is not None and _same(name, entry[name], gpu.get("name" if name == "model" else name)):
@@ -127,14 +128,14 @@ def declared_entry(node: Node, gpu: Gpu) -> dict[str, Any]:
 def expected_cap_w(node: Node, gpu: Gpu) -> float:
     """The cap that the inventory wants: an override, else the host's cap, else (auto) the plan's for the model."""
     own = override(node, gpu, "power_cap_w", "power_cap_percent")
-    if own and "power_cap_w" in own:
-        return float(own["power_cap_w"])
+    if own and own.get("power_cap_w") is not None:
+        return float(math.floor(float(own["power_cap_w"])))  # a cap is set in whole watts, downwards
     if own:
         if gpu.get("default_mw") is None:
             raise UnreadableError("NVML does not tell the default limit that the per cent are of")
         return math.floor(gpu["default_mw"] * float(own["power_cap_percent"]) / 100 / GRAIN_MW)
     given = node.setting_or("gpu_policy_power_cap_w", AUTO)
-    return float(given) if given != AUTO else planned_cap_w(node, declared_entry(node, gpu))
+    return float(math.floor(float(given))) if given != AUTO else planned_cap_w(node, declared_entry(node, gpu))
 
 
 def planned_cap_w(node: Node, entry: Mapping[str, Any]) -> float:
@@ -349,7 +350,7 @@ def policy_cap_w(policy: Mapping[str, Any], gpu: Gpu) -> float | None:
                 else value is not None and _same(name, value, gpu.get("name" if name == "model" else name))
             )
             if fits and rule.get("power_cap_w") is not None:
-                return float(rule["power_cap_w"])
+                return float(math.floor(float(rule["power_cap_w"])))
             if fits and gpu.get("default_mw") is not None:
                 return float(math.floor(gpu["default_mw"] * float(rule["power_cap_percent"]) / 100 / GRAIN_MW))
     return None
