@@ -273,3 +273,15 @@ def raised(host: Host, caps: Caps) -> list[tuple[Override, int]]:
 def gain_w(override: Override, entry: Gpus, caps: Caps) -> float:
     """How far one card of this kind rises above the others; 0 where the override lowers it or does not suit it."""
     return max(0.0, (override.cap_of(entry) or 0.0) - caps(entry))
+
+
+def rack_hosts(facts: Any, hosts: Any) -> list[dict[str, Any]]:
+    """The list that ``rack_power_plan`` takes: of host -> facts (``inventory_facts``), those hosts that draw power."""
+    return [{**facts.get(host, {}), "host": str(host)} for host in hosts or []]
+
+
+class FilterModule:
+    """Ansible's entry."""
+
+    def filters(self) -> dict[str, Any]:
+        return {"rack_hosts": rack_hosts}

@@ -286,13 +286,8 @@ def rack_power_plan(hosts: Any, idle_enforced: bool = False) -> dict[str, Any]:
     return {"racks": racks, "hosts": where}
 
 
-def rack_hosts(facts: Any, hosts: Any) -> list[dict[str, Any]]:
-    """The list that ``rack_power_plan`` takes: of host -> facts (``inventory_facts``), those hosts that draw power."""
-    return [{**facts.get(host, {}), "host": str(host)} for host in hosts or []]
-
-
 class FilterModule:
     """Ansible's entry."""
 
     def filters(self) -> dict[str, Any]:
-        return {"rack_hosts": rack_hosts, "rack_power_plan": rack_power_plan}
+        return {"rack_power_plan": rack_power_plan}

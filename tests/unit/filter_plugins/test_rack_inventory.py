@@ -489,7 +489,8 @@ def test_sources_lose_their_brackets() -> None:
 
 
 def findings(shelf: Shelf) -> dict[str, Any]:
-    from rack_power import rack_hosts, rack_power_plan
+    from rack_facts import rack_hosts
+    from rack_power import rack_power_plan
 
     plan = rack_power_plan(rack_hosts(shelf.vars, shelf.groups.get("gpu_nodes", [])))
     return rack_inventory.preflight_findings(shelf.errors(), plan, shelf.vars)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from rack_power import rack_hosts, rack_power_plan
+from rack_facts import rack_hosts
+from rack_power import rack_power_plan
 
 A100 = {"model": "NVIDIA A100 80GB PCIe", "count": 4, "power_max_w": 300, "power_min_w": 150}
 A30 = {"model": "NVIDIA A30", "count": 2, "power_max_w": 165, "power_min_w": 100}
