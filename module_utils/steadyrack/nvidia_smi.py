@@ -235,7 +235,8 @@ def _xml_gpu(gpu: ElementTree.Element) -> Record:
         "serial": value(gpu.findtext("serial")),
         "name": value(gpu.findtext("product_name")),
         "vbios": value(gpu.findtext("vbios_version")),
-        "part_number": value(gpu.findtext("gpu_part_number") or gpu.findtext("board_part_number")),
+        # The board's, as NVML's part number is; the GPU's own is N/A on the cards we know.
+        "part_number": value(gpu.findtext("board_part_number")) or value(gpu.findtext("gpu_part_number")),
         "inforom": {"image": value(gpu.findtext("inforom_version/img_version"))},
         "persistence": _switch(gpu.findtext("persistence_mode")),
         "compute_mode": value(gpu.findtext("compute_mode")),

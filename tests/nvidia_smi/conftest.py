@@ -35,7 +35,7 @@ def gpu(h):
     return {
         "bus_id": pci.busId, "uuid": n.nvmlDeviceGetUUID(h), "serial": n.nvmlDeviceGetSerial(h),
         "name": n.nvmlDeviceGetName(h), "vbios": n.nvmlDeviceGetVbiosVersion(h),
-        "inforom": n.nvmlDeviceGetInforomImageVersion(h),
+        "inforom": n.nvmlDeviceGetInforomImageVersion(h), "part_number": n.nvmlDeviceGetBoardPartNumber(h),
         "persistence": bool(n.nvmlDeviceGetPersistenceMode(h)), "compute_mode": n.nvmlDeviceGetComputeMode(h),
         "temperature_c": n.nvmlDeviceGetTemperature(h, 0), "draw_w": n.nvmlDeviceGetPowerUsage(h) / 1000,
         "requested_w": n.nvmlDeviceGetPowerManagementLimit(h) / 1000,

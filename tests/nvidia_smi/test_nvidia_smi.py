@@ -23,7 +23,7 @@ FIELDS = {
 def ours(record):
     """A record of our XML parser in the flat names of conftest.READ."""
     return {
-        **{key: record[key] for key in ("bus_id", "uuid", "serial", "name", "vbios", "persistence")},
+        **{key: record[key] for key in ("bus_id", "uuid", "serial", "name", "vbios", "part_number", "persistence")},
         **{key: record["power"][key] for key in LIMITS},
         **record["pcie"],
         "inforom": record["inforom"]["image"],

@@ -295,3 +295,9 @@ def test_a_lost_gpu_leaves_the_others_in_the_list():
 def test_a_line_of_another_kind_is_an_error():
     with pytest.raises(errors.ToolError, match="a GPU or a MIG device"):
         nvidia_smi.parse_list("GPU 0: A100\n")
+
+
+@pytest.mark.parametrize("release", ["535", "550"])
+def test_the_part_number_is_the_boards_where_the_gpus_own_is_na(release, repository):
+    text = (repository / f"tests/fixtures/gpu/nvidia_smi_{release}_q_x.xml").read_text()
+    assert {gpu["part_number"] for gpu in nvidia_smi.parse_xml(text)["gpus"]} == {"900-21001-0020-100"}
