@@ -48,6 +48,7 @@ def acceptance_paths(sources: Any) -> dict[str, str]:
         "inventory": str(folder / "inventory.json"),
         "json": str(folder / "acceptance.json"),
         "xml": str(folder / "acceptance.xml"),
+        "table": str(folder / "acceptance.txt"),
     }
 
 

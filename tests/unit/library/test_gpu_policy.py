@@ -11,7 +11,9 @@ state={root}/persistenced.pid
 case "$1" in
 show) echo LoadState=loaded; if [ -f $state ]; then echo ActiveState=active; else echo ActiveState=inactive; fi ;;
 start) {python} {emulator} persistenced >/dev/null 2>&1 & echo $! > $state ;;
-restart) touch {root}/restarted; kill $(cat $state); {python} {emulator} persistenced >/dev/null 2>&1 & echo $! > $state ;;
+restart)
+    touch {root}/restarted; kill $(cat $state)
+    {python} {emulator} persistenced >/dev/null 2>&1 & echo $! > $state ;;
 is-active) [ -f $state ] ;;
 esac
 """
