@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab import images
+from lab import images, orphans
 from lab.engine import podman, podman_env
 from lab.paths import ROOT
 from lab.say import RackError, run, step
@@ -227,7 +227,7 @@ def _arguments(rack: Rack, host: Host) -> list[str]:
         f"{CHECKOUT}={ROOT}",
     ]
     for network, address in host.networks.items():
-        words += ["--network", f"{rack.name}-{network}:ip={address}"]
+        words += ["--network", f"{rack.name}-{network}:ip={address},mac={_mac(rack, address)}"]
     mounts = {
         rack.state / "id_ed25519.pub": "/root/.ssh/authorized_keys",
         folder / "ssh_host_ed25519_key": "/etc/ssh/ssh_host_ed25519_key",
@@ -243,6 +243,15 @@ def _arguments(rack: Rack, host: Host) -> list[str]:
     for source, target in mounts.items():
         words += ["--volume", f"{source}:{target}:ro"]
     return [*words, _image(host), "/sbin/init"]
+
+
+def _mac(rack: Rack, address: str) -> str:
+    """A locally administered MAC that stays with the address.
+
+    A replaced host with a new one would be unreachable for whoever still remembers the old: up to 45 s.
+    """
+    digits = hashlib.sha256(f"{rack.name} {address}".encode()).hexdigest()
+    return ":".join(["02", *(digits[i : i + 2] for i in range(0, 10, 2))])
 
 
 def _made_from(rack: Rack, host: Host, arguments: list[str]) -> str:
@@ -272,12 +281,13 @@ def _host_up(rack: Rack, host: Host) -> None:
     ).split()
     if found[:1] == [wanted] and found[1:] == ["running"]:
         step(f"{host.name}: is up")
-    elif found[:1] == [wanted]:
-        step(f"{host.name}: starting it again (was {' '.join(found[1:])})")
+    elif found[:1] == [wanted] and found[1:] == ["exited"]:  # any other state is what a killed podman left
+        step(f"{host.name}: starting it again")
         podman("start", name)
     else:
         step(f"{host.name}: creating ({host.suite}{', ' + host.gpu_profile if host.gpu_profile else ''})")
         run(["podman", "rm", "-f", "-t", "0", "-i", name], check=False, env=podman_env())
+        orphans.sweep(host.addresses)
         podman("run", "-d", "--pull=never", "--label", f"{MADE_FROM}={wanted}", *arguments)
     _wait_boot(rack, host)
     _wait_ssh(rack, host)
