@@ -73,6 +73,13 @@ def gpu(place: int, **values: Any) -> Callable[[Evidence], object]:
     return lambda evidence: evidence["nvml"]["gpus"][place].update(values)
 
 
+def boot_unit_is_new(evidence: Evidence) -> None:
+    """It came after the last boot, so it had no occasion to run."""
+    evidence["units"]["steadyrack-gpu.service"].update(ActiveState="inactive", SubState="dead")
+    path = "/usr/lib/systemd/system/steadyrack-gpu.service"
+    evidence["files"][path][path]["mtime"] = evidence["now"] - 60
+
+
 def card_lost(evidence: Evidence) -> None:
     """NVML does not even give a handle; the bus answers with ones."""
     evidence["nvml"]["gpus"][1] = {"errors": {"handle": 15}}
@@ -438,6 +445,14 @@ CASES = [
         {"agent.units": "fail"},
     ),
     Case(
+        "c43-boot-unit-enabled-and-not-run",
+        "gpu-a1",
+        unit("steadyrack-gpu.service", ActiveState="inactive", SubState="dead"),
+        {"agent.units": "fail"},
+        "ran at this boot",
+    ),
+    Case("boot-unit-installed-since-boot", "gpu-a1", boot_unit_is_new),
+    Case(
         "boot-unit-failed",
         "gpu-a1",
         unit("steadyrack-gpu.service", ActiveState="failed", Result="exit-code"),
@@ -785,6 +800,12 @@ def test_gpus_links_and_sources_have_a_row_each(outcome: Outcome) -> None:
 def test_a_lower_cap_from_elsewhere_passes_with_a_warning(outcome: Outcome) -> None:
     rows = [row for row in outcome.rows("cap-lower-by-bmc", "gpu.power_cap") if row["state"] == "capped_elsewhere"]
     assert [(row["verdict"], row["severity"], row["measured"]) for row in rows] == [("pass", "warning", 250)]
+
+
+def test_a_boot_unit_that_had_no_occasion_to_run_is_not_judged(outcome: Outcome) -> None:
+    rows = [row for row in outcome.rows("boot-unit-installed-since-boot", "agent.units") if row["state"] == "not_due"]
+    assert [row["verdict"] for row in rows] == ["not_judged"]
+    assert "installed after this boot" in rows[0]["reason"]
 
 
 def test_a_waived_row_is_not_judged_and_says_what_it_was(outcome: Outcome) -> None:
