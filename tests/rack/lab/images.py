@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from shlex import quote
 
 from lab import mirror
 from lab.engine import cgroup_v2, podman, podman_env, settle_runtime
@@ -151,9 +152,9 @@ def build_native(force: bool = False) -> None:
             " && gcc -Wall -Wextra -Werror -O2 -shared -fPIC -o /root/out/libbentclock.so /root/clock/bentclock.c -ldl"
         )
         hooks = [
-            f"--customize-hook=copy-in {LAB / 'nvml'} {LAB / 'clock'} /root",
+            f"--customize-hook=copy-in {quote(str(LAB / 'nvml'))} {quote(str(LAB / 'clock'))} /root",
             f'--customize-hook=chroot "$1" sh -c "{build}"',
-            f"--customize-hook=sync-out /root/out {out}",
+            f"--customize-hook=sync-out /root/out {quote(str(out))}",
         ]
         words = ["--variant=apt", "--format=null", f"--include={','.join(BUILDER_PACKAGES)}", *hooks]
         mmdebstrap("bookworm", Path("/dev/null"), words)
