@@ -21,6 +21,7 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -271,7 +272,7 @@ def _build_base(suite: str) -> Path:
         for word in ("etc/initramfs-tools", "usr/share/initramfs-tools"):
             shutil.copytree(TREE / word, seed / word)
         hooks = [
-            f"--essential-hook=sync-in {seed} /",  # before the kernel, whose installation makes the initrd
+            f"--essential-hook=sync-in {shlex.quote(str(seed))} /",  # before the kernel, whose installation makes the initrd
             '--customize-hook=rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/machine-id && : > "$1"/etc/machine-id',
         ]
         options = [f"--dpkgopt={line}" for line in images.DPKG]
