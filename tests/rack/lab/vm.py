@@ -272,7 +272,8 @@ def _build_base(suite: str) -> Path:
         for word in ("etc/initramfs-tools", "usr/share/initramfs-tools"):
             shutil.copytree(TREE / word, seed / word)
         hooks = [
-            f"--essential-hook=sync-in {shlex.quote(str(seed))} /",  # before the kernel, whose installation makes the initrd
+            # Before the kernel, whose installation makes the initrd.
+            f"--essential-hook=sync-in {shlex.quote(str(seed))} /",
             '--customize-hook=rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/machine-id && : > "$1"/etc/machine-id',
         ]
         options = [f"--dpkgopt={line}" for line in images.DPKG]
