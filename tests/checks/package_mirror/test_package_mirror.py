@@ -31,7 +31,7 @@ def reads(node: Node) -> dict[str, Any]:
     relays = relays_of(node)
     wish: dict[str, Any] = {"commands": {"apt-config": {"argv": ["apt-config", "dump"]}}}
     if len(relays) > 1:
-        wish["commands"]["apt proxy"] = {"argv": [DETECT_SCRIPT, "http://deb.debian.org/debian"]}
+        wish["commands"]["apt proxy"] = {"argv": [DETECT_SCRIPT, "http://mirror.example/debian"]}
     wish["tcp"] = [f"{relay} {node.setting('package_mirror_port')}" for relay in relays]
     return wish
 

@@ -338,7 +338,7 @@ CASES = [
     Case(
         "one-host-direct",
         "gpu-a1",
-        command("apt-config", r"\A", 'Acquire::http::Proxy::deb.debian.org "DIRECT";\n'),
+        command("apt-config", r"\A", 'Acquire::http::Proxy::mirror.example "DIRECT";\n'),
         {"package.relay_only": "fail"},
         "DIRECT",
     ),

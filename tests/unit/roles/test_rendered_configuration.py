@@ -140,10 +140,10 @@ def test_the_proxy_denies_all_but_the_rack_in_this_order() -> None:
 
 def test_named_mirrors_are_the_only_ones() -> None:
     text = render(
-        "package_mirror", "squid.conf.j2", **SERVER, package_mirror_allowed_hosts=["deb.debian.org", ".x.org"]
+        "package_mirror", "squid.conf.j2", **SERVER, package_mirror_allowed_hosts=["mirror.example", ".x.org"]
     )
     lines = directives(text)
-    assert "acl allowed_hosts dstdomain -n deb.debian.org .x.org" in lines
+    assert "acl allowed_hosts dstdomain -n mirror.example .x.org" in lines
     assert lines.index("http_access deny !allowed_hosts") < lines.index("http_access allow rack")
 
 
@@ -190,5 +190,5 @@ def test_of_several_relays_the_first_that_answers_is_taken(tmp_path: Path) -> No
 
 
 def answer(script: Path) -> str:
-    done = subprocess.run(["bash", str(script), "http://deb.debian.org/"], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", str(script), "http://mirror.example/"], capture_output=True, text=True, check=True)
     return done.stdout.strip()
