@@ -72,5 +72,5 @@ def report_rows() -> list[dict]:
 
 
 def not_passed(rows: list[dict]) -> set[tuple[str, str]]:
-    """(host, check id) of every row that is not a pass."""
-    return {(r["host"], r["id"]) for r in rows if r["verdict"] != "pass"}
+    """(host, check id) of every row that fails a run; `not_judged` has its reason and does not."""
+    return {(r["host"], r["id"]) for r in rows if r["verdict"] not in ("pass", "not_judged")}
