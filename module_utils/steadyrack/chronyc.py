@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import ipaddress
+import math
 import time
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
@@ -28,6 +29,8 @@ ISLANDED_STRATUM = 10
 # A reading older than this many seconds and 8 polls is stale: 8 missed polls empty the reach register.
 STALE_S = 600.0
 STALE_POLLS = 8
+# An update that lies further ahead than this: somebody set the clock back after it. The time is fuzzed by 1 s.
+AHEAD_S = 10.0
 # The command socket answers within milliseconds; a daemon that needs this long hangs, seconds.
 CHRONYC_TIMEOUT_S = 5.0
 
@@ -201,9 +204,12 @@ def _only(rows: list[list[str]], report: str) -> list[str]:
 
 def _number(text: str, report: str) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise _unreadable(report, f"{text!r} where a number belongs") from None
+    if not math.isfinite(value):  # compares as smaller than any alarm
+        raise _unreadable(report, f"{text!r} where a number belongs")
+    return value
 
 
 def _integer(text: str, report: str) -> int:
@@ -276,8 +282,13 @@ def state_of(clock: Clock, now: float | None = None) -> str:
         return UNSYNCHRONISED
     if tracking.refid == LOCAL_REFID or tracking.stratum >= ISLANDED_STRATUM:
         return ISLANDED
-    age_s = (time.time() if now is None else now) - tracking.ref_time
-    if age_s > stale_after_s(clock.sources) or not any(source.reachable for source in clock.sources):
+    # By NTP time, as chronyd stamps it: a clock that is an hour off and being slewed is an offset, not an old update.
+    age_s = (time.time() if now is None else now) + tracking.system_time_s - tracking.ref_time
+    if (
+        age_s < -AHEAD_S
+        or age_s > stale_after_s(clock.sources)
+        or not any(source.reachable for source in clock.sources)
+    ):
         return STALE
     return SYNCHRONISED
 

@@ -66,6 +66,7 @@ def apply(
     host: str = "localhost",
     *,
     check: bool = False,
+    strict: bool = True,
     ready: Callable[[Outcome], None] | None = None,
     runner: Callable[..., Completed] = run,
     **deadlines: Any,
@@ -75,7 +76,9 @@ def apply(
     ``ready`` is called with what was found once nothing can be refused any more, and before anything
     is set; it may still refuse by raising.
 
-    InputError, before anything is set, when a card cannot do what is wanted of it. A node on which
+    ``strict``: InputError, before anything is set, when a card cannot do what is wanted of it. Without it
+    that card is left alone and told as a row that fails: after a reboot one card that was swapped must not
+    leave all the others without their caps. A node on which
     NVML is not usable gives an outcome without changes whose ``before["state"]`` says why.
     """
     pci = pcie.read_gpus(root)
@@ -87,7 +90,8 @@ def apply(
         session = stack.enter_context(nvml.Session(root, **deadlines))
         outcome = Outcome(session.read(addresses), pci)
         pairs = [(gpu, gpu_policy.resolve(policy, gpu)) for gpu in outcome.before["gpus"]]
-        gpu_policy.refuse(pairs)
+        if strict:
+            gpu_policy.refuse(pairs)
         outcome.notes = [f"{gpu_policy.label(gpu)}: {wish.note}" for gpu, wish in pairs if wish.note]
         outcome.changes = wanted_changes(pairs)
         if ready is not None:

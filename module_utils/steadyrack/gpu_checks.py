@@ -142,6 +142,8 @@ def cap_row(gpu: Record, wish: Wish, failure: str | None = None) -> Row:
         return _cap_row(gpu, wish, "not_settable", verdict.FAIL, failure, None)
     if gpu["state"] != "ok":
         return _cap_row(gpu, wish, state, verdict.UNKNOWN, _gpu_reason(gpu), _GPU_HINTS.get(state))
+    if state == "refused":
+        return _cap_row(gpu, wish, state, verdict.FAIL, wish.problem, "correct the cap or the model in the inventory")
     if state == "not_declared":
         return _cap_row(gpu, wish, state, verdict.NOT_JUDGED, "no cap is declared for this GPU", None)
     if state == "not_settable":

@@ -8,6 +8,7 @@ word for how a card stands against its wish. Watts outside, whole milliwatts ins
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Sequence
@@ -222,7 +223,8 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A number to reckon with: JSON as Python reads it also has NaN and Infinity."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # --- policy meets cards ------------------------------------------------------------------------
@@ -240,8 +242,22 @@ def resolve(policy: Policy, gpu: Record) -> Wish:
     cap = best_rule(policy.power_cap, gpu)
     others: Record = {"persistence": policy.persistence_mode, "link_width": width.link_width if width else None}
     if cap is None:
-        return Wish(**others)
+        return Wish(**others, **_without_rule(policy, gpu))
     return Wish(rule=str(cap.match), **others, **_cap(cap, gpu["power"]))
+
+
+def _without_rule(policy: Policy, gpu: Record) -> Record:
+    """A card that no cap rule fits: wanted only where the policy has no cap rules at all.
+
+    Elsewhere it would draw what it likes beside cards that are capped to fit the feed: a model name that is
+    written otherwise than the driver's, or a card that nobody declared.
+    """
+    if not policy.power_cap or gpu["state"] != "ok":
+        return {}
+    if gpu.get("name") is None:
+        return {"obstacle": "the driver does not tell this card's name, and rules go by it"}
+    rules = ", ".join(str(rule.match) for rule in policy.power_cap)
+    return {"problem": f"no cap is declared for a {gpu['name']} (declared: {rules})"}
 
 
 def _cap(rule: Rule, power: Record) -> Record:
@@ -273,15 +289,23 @@ def _fitted(wanted: float, low: int, high: int, said: str, by_percent: bool) -> 
 
 def refuse(wishes: Iterable[tuple[Record, Wish]]) -> None:
     """InputError that lists every GPU whose card cannot do what is wanted; before anything is set."""
-    bad = [f"{label(gpu)}: {wish.problem} (rule for {wish.rule})" for gpu, wish in wishes if wish.problem]
+    bad = [
+        f"{label(gpu)}: {wish.problem}" + (f" (rule for {wish.rule})" if wish.rule else "")
+        for gpu, wish in wishes
+        if wish.problem
+    ]
     if bad:
         raise InputError("power cap", "; ".join(bad), "a cap within each card's own limits",
                          "correct the inventory; nothing was changed on any GPU")  # fmt: skip
 
 
 def unmatched(policy: Policy, gpus: Sequence[Record]) -> tuple[Rule, ...]:
-    """Cap rules for one particular GPU that no GPU answers to: it is missing, or the name is wrong."""
-    particular = [rule for rule in policy.power_cap if rule.match.kind in ("uuid", "serial", "bus_id")]
+    """Cap rules that no GPU answers to: it is missing, or the name is wrong.
+
+    A card that does not answer has no model name either, so models are looked for only where all cards answer.
+    """
+    kinds = ["uuid", "serial", "bus_id"] + (["model"] if all(gpu["state"] == "ok" for gpu in gpus) else [])
+    particular = [rule for rule in policy.power_cap if rule.match.kind in kinds]
     return tuple(rule for rule in particular if not any(rule.match.fits(gpu) for gpu in gpus))
 
 
@@ -290,11 +314,13 @@ def cap_state(gpu: Record, wish: Wish) -> str:
 
     ok; drift (another writer set something else); lost_state (back at the default, as after a
     reboot or driver reload); capped_elsewhere (our wish stands, yet something enforces less: BMC or
-    VBIOS); not_applied (enforced above what was asked for); not_settable; not_declared; unknown; and
-    the GPU's own state when it is not ok.
+    VBIOS); not_applied (enforced above what was asked for); refused (the card cannot do it, or no rule
+    is for it); not_settable; not_declared; unknown; and the GPU's own state when it is not ok.
     """
     if gpu["state"] != "ok":
         return str(gpu["state"])
+    if wish.problem is not None:
+        return "refused"
     if wish.obstacle is not None:
         return "not_settable"
     if wish.cap_mw is None:

@@ -225,7 +225,7 @@ def do_gpu_apply(options: argparse.Namespace) -> int:
         return 0
     if not options.check:
         wait_for_gpus(options.root, policy, options.wait)
-    outcome = gpu_apply.apply(policy, options.root, socket.gethostname(), check=options.check)
+    outcome = gpu_apply.apply(policy, options.root, socket.gethostname(), check=options.check, strict=False)
     for change in outcome.changes:
         say("warning" if change["cause"] == "drift" else "notice", change_text(change, options.check))
     for note in outcome.notes:

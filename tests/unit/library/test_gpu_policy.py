@@ -256,3 +256,14 @@ def test_a_daemon_that_runs_without_persistence_mode_is_named_and_not_fought(gpu
     rows = [row for row in result["checks"] if row["id"] == "gpu.persistence"]
     assert {row["state"] for row in rows} == {"off"}
     assert "--no-persistence-mode" in rows[0]["hint"]
+
+
+def test_a_card_that_no_rule_is_for_is_refused_and_nothing_is_set(gpu_node):
+    """The plan names models; one that is written otherwise than the driver's would leave every card uncapped."""
+    wrong = {**policy(250), "power_cap": [{"match": {"model": "NVIDIA A100-PCIE-80GB"}, "power_cap_w": 250}]}
+    result = gpu_node.module("gpu_policy", policy=wrong)
+    assert result["failed"] is True
+    assert "no cap is declared for a NVIDIA A100 80GB PCIe" in result["msg"]
+    assert "a100-pcie-80gb" in result["msg"].lower()
+    assert caps(gpu_node) == [300.0] * 4
+    assert not (gpu_node.root / "etc/steadyrack/gpu_policy.json").exists()

@@ -104,6 +104,9 @@ def test_no_sources_is_an_empty_list() -> None:
         "a,b,c\n",
         fixture("client-4.6-tracking") * 2,
         "Reference ID    : 00000000 ()\n",
+        SYNCED.format(offset="0.000000001", delay="0.000000001", dispersion="nan"),
+        SYNCED.format(offset="-nan", delay="0.000000001", dispersion="0.000000001"),
+        SYNCED.format(offset="inf", delay="0.000000001", dispersion="0.000000001"),
     ],
 )
 def test_what_is_not_tracking_is_an_error_never_a_guess(text: str) -> None:
@@ -198,11 +201,18 @@ def test_whoever_follows_an_islanded_relay_is_islanded() -> None:
         (2000, 8, "synchronised"),
         (2050, 8, "stale"),
         (-5, 4, "synchronised"),
+        (-60, 4, "stale"),
     ],
 )
 def test_an_old_reading_is_stale_after_600_s_and_8_polls(age_s: float, poll: int, state: str) -> None:
     listed = parse_sources(SOURCE.format(name="a", state="*", reach="377", poll=poll))
     assert chronyc.state_of(Clock(tracking(), listed), now=1000000.0 + age_s) == state
+
+
+def test_an_offset_of_an_hour_that_is_being_slewed_is_no_old_update() -> None:
+    listed = parse_sources(SOURCE.format(name="a", state="*", reach="377", poll=4))
+    behind = tracking(offset=3600.0)
+    assert chronyc.state_of(Clock(behind, listed), now=behind.ref_time + 1 - 3600) == "synchronised"
 
 
 def test_all_sources_silent_is_stale() -> None:

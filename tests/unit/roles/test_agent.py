@@ -228,7 +228,12 @@ def test_apply_without_a_policy_has_nothing_to_do(gpu_node):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [('{"version": 1', "not JSON"), ('{"version": 99}', "node_agent"), (json.dumps(policy(50)), "150 to 300 W")],
+    [
+        ('{"version": 1', "not JSON"),
+        ('{"version": 99}', "node_agent"),
+        (json.dumps(policy(50)).replace("50}", "NaN}", 1), "power_cap_w"),
+        (json.dumps(policy(50)).replace("50}", "Infinity}", 1), "power_cap_w"),
+    ],
 )
 def test_apply_with_a_policy_that_cannot_be_used_ends_with_3_and_touches_nothing(gpu_node, text, says):
     gpu_node.policy(text)
@@ -236,6 +241,35 @@ def test_apply_with_a_policy_that_cannot_be_used_ends_with_3_and_touches_nothing
     assert done.returncode == 3
     assert says in done.stderr
     assert caps(gpu_node) == [300.0] * 4
+
+
+def test_apply_leaves_every_card_alone_that_cannot_do_what_is_declared(gpu_node):
+    gpu_node.policy(policy(50))
+    done = gpu_node.steadyrack("gpu", "apply")
+    assert done.returncode == 1
+    assert done.stdout.count("50 W is outside 150 to 300 W") == 4
+    assert caps(gpu_node) == [300.0] * 4
+
+
+def test_one_swapped_card_does_not_keep_the_others_from_their_caps(make_gpu_node):
+    """Three A100 and the forgotten A30 (at most 165 W) under one rule of 250 W, after a reboot."""
+    node = make_gpu_node("a100-a30")
+    node.policy(policy(250))
+    done = node.steadyrack("gpu", "apply")
+    assert done.returncode == 1
+    assert "250 W is outside 100 to 165 W" in done.stdout
+    assert sorted(caps(node)) == [165.0, 250.0, 250.0, 250.0]
+
+
+def test_a_card_that_no_rule_is_for_fails_the_agent_and_its_check(make_gpu_node):
+    node = make_gpu_node("a100-a30")
+    node.policy({**policy(150), "power_cap": [{"match": {"model": "NVIDIA A30"}, "power_cap_w": 150}]})
+    done = node.steadyrack("gpu", "apply")
+    assert done.returncode == 1
+    assert done.stdout.count("no cap is declared for a NVIDIA A100 80GB PCIe") == 3
+    found = json.loads(node.steadyrack("check", "--json").stdout)
+    rows = found["checks"] if isinstance(found, dict) else found
+    assert [row["verdict"] for row in rows if row["state"] == "refused"] == ["fail"] * 3
 
 
 def test_apply_caps_the_others_when_one_gpu_is_lost_and_ends_with_1(gpu_node):
