@@ -175,6 +175,8 @@ def acceptance_failures(report: Mapping[str, Any], host: str) -> list[str]:
         + (f"; next: {row['hint']}" if row["hint"] else "")
         for row in bad
     ]
+    if not any(row["host"] == host for row in report["checks"]):
+        lines.append("no check looked at this host; see not_run in the report")
     return lines + [f"the run: {text}" for text in report["problems"]]
 
 

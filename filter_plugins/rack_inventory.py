@@ -12,6 +12,7 @@ import difflib
 import ipaddress
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
@@ -33,10 +34,12 @@ LINK_WIDTHS = (1, 2, 4, 8, 16)
 # A label of a host name: RFC 1123 section 2.1 (letters, digits, inner hyphens; a digit may come first).
 LABEL_FORM = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 UUID_FORM = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-BUS_ID_FORM = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+# The domain has four digits in sysfs and eight in nvidia-smi; both are taken.
+BUS_ID_FORM = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{4})?:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 # Sizes beyond which a figure is a slip of the pen: GPUs in one host, watts of one GPU.
 MOST_GPUS = 64
 MOST_GPU_W = 10000
+OVERRIDE_KEYS = ("uuid", "serial", "bus_id", "model", "power_cap_w", "power_cap_percent", "link_width")
 # Words that people use for a GPU's place in nvidia-smi's list.
 INDEX_KEYS = ("index", "gpu", "gpu_index", "id", "gpu_id")
 # How alike two names must be before one is called a misspelling of the other (difflib ratio).
@@ -81,6 +84,12 @@ def type_word(value: Any) -> str:
 
 
 # --- addresses ---------------------------------------------------------------------------------------
+
+
+def same_model(one: str, other: str) -> bool:
+    """As the node compares models: any case and spacing, with or without the maker."""
+    first, second = (re.sub(r"^nvidia ", "", " ".join(name.split()).lower()) for name in (one, other))
+    return first == second
 
 
 def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -204,6 +213,7 @@ def server_addresses(values: Any, name: str = "sources") -> list[str]:
 UNEVALUATED = "(cannot be evaluated: "
 CORRECT = "correct it"
 IN_RACK = "set it in group_vars of the rack"
+ONE_FEED = "a rack has one feed: give its hosts one rack_site and rack_name"
 
 
 def sentence(what: str, found: str, wanted: str, step: str) -> str:
@@ -311,6 +321,10 @@ def check_addresses(inventory: Inventory) -> None:
         if name_fault:
             step = "rename it; files and units are named after it"
             inventory.add(host, "name", f"{shown(host)}: {name_fault}", wanted, step)
+        if fault is None and str(address).startswith("["):
+            found = f"{shown(address)}: ssh takes the brackets for a part of it"
+            step = "take them away; a port goes into ansible_port"
+            inventory.add(host, "ansible_host", found, "an IPv6 address without brackets", step)
         if fault:
             if given is not None:
                 inventory.add(host, "ansible_host", f"{shown(given)}: {fault}", wanted)
@@ -344,6 +358,40 @@ def _fact_text(inventory: Inventory, host: str, name: str) -> None:
         inventory.add(host, name, "not set", "a name", IN_RACK)
     elif value is not None and (not isinstance(value, str) or not value.strip()):
         inventory.add(host, name, f"{shown(value)} ({type_word(value)})", "a name, in quotes if it looks like a number")
+    elif isinstance(value, str) and value != value.strip():
+        inventory.add(host, name, f"{shown(value)}, with blanks around it", "the name alone")
+
+
+def _check_one_rack(inventory: Inventory) -> None:
+    """Hosts of one rack_* group draw on one feed, so site and name must be the same letters on all of them.
+
+    One host under another spelling would be added up as a rack of its own, and the sum of the real one would be short.
+    """
+    for group in inventory.groups:
+        if group.startswith("rack_"):
+            _check_same_names(inventory, inventory.members(group), f"as in group {group}")
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for host in inventory.hosts:
+        site, name = (inventory.variables[host].get(fact) for fact in ("rack_site", "rack_name"))
+        if isinstance(site, str) and isinstance(name, str):
+            alike.setdefault(tuple(_folded(text) for text in (site, name)), []).append(host)
+    for hosts in alike.values():
+        _check_same_names(inventory, hosts, "written the same everywhere")
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).strip().casefold()
+
+
+def _check_same_names(inventory: Inventory, hosts: list[str], wanted: str) -> None:
+    for fact in ("rack_site", "rack_name"):
+        given = [(host, inventory.variables[host].get(fact)) for host in hosts]
+        named = [(host, str(value)) for host, value in given if isinstance(value, str) and value.strip()]
+        for host, value in named:
+            first_host, first = named[0]
+            if value != first and not any(f"{fact}: {shown(value)}, " in line for line in inventory.by_host[host]):
+                found = f"{shown(value)}, but {shown(first)} on {first_host}"
+                inventory.add(host, fact, found, wanted, ONE_FEED)
 
 
 def check_rack_facts(inventory: Inventory) -> None:
@@ -365,6 +413,7 @@ def check_rack_facts(inventory: Inventory) -> None:
         _fact_number(inventory, host, "rack_other_w", 0, 1000000)
         _check_gpus(inventory, host)
         _check_networks(inventory, host)
+    _check_one_rack(inventory)
 
 
 def _check_networks(inventory: Inventory, host: str) -> None:
@@ -393,8 +442,16 @@ def _check_gpus(inventory: Inventory, host: str) -> None:
     if not isinstance(value, (list, tuple)):
         inventory.add(host, "rack_gpus", shown(value), wanted)
         return
+    if not value and host in inventory.members("gpu_nodes"):
+        inventory.add(host, "rack_gpus", "empty", wanted, "name its cards, or take the host out of gpu_nodes")
     for position, entry in enumerate(value):
         _check_gpu_entry(inventory, host, f"rack_gpus[{position}]", entry)
+    models = [str(entry.get("model")) for entry in value if isinstance(entry, Mapping)]
+    for position, model in enumerate(models):
+        twin = next((other for other in models[:position] if same_model(model, other)), None)
+        if twin is not None:
+            inventory.add(host, f"rack_gpus[{position}].model", f"{shown(model)}, also listed as {shown(twin)}",
+                          "each model once", "add up the counts in one entry")  # fmt: skip
     total = sum(count for entry in value if isinstance(entry, Mapping) and is_whole(count := entry.get("count")))
     active = inventory.variables[host].get("rack_active_gpus")
     if active is not None and not (is_whole(active) and 0 <= active <= total):
@@ -504,6 +561,7 @@ def check_gpu_policy(inventory: Inventory) -> None:
         cap, overrides = variables.get("gpu_policy_power_cap_w"), variables.get("gpu_policy_overrides")
         if cap is not None and cap != "auto":
             _check_cap(inventory, host, "gpu_policy_power_cap_w", _from_command_line(cap), _ranges(models))
+        _check_count(inventory, host)
         if overrides is None:
             continue
         if not isinstance(overrides, (list, tuple)):
@@ -511,6 +569,34 @@ def check_gpu_policy(inventory: Inventory) -> None:
             continue
         for position, entry in enumerate(overrides):
             _check_override(inventory, host, f"gpu_policy_overrides[{position}]", entry, models)
+
+
+def _check_count(inventory: Inventory, host: str) -> None:
+    """The count that the playbook hands over is that of rack_gpus; another one in the inventory would go unread."""
+    count, listed = inventory.variables[host].get("gpu_policy_gpu_count"), inventory.variables[host].get("rack_gpus")
+    if count is None or not isinstance(listed, (list, tuple)):
+        return
+    total = sum(number for entry in listed if isinstance(entry, Mapping) and is_whole(number := entry.get("count")))
+    if _from_command_line(count) != total:
+        inventory.add(host, "gpu_policy_gpu_count", shown(count), f"{total}, the sum of rack_gpus",
+                      "correct rack_gpus and remove gpu_policy_gpu_count")  # fmt: skip
+
+
+def check_servers(inventory: Inventory) -> None:
+    """Addresses among the roles' inputs, by the rules that the roles' own templates apply later."""
+    rules = {
+        "time_sync_upstreams": server_addresses, "time_sync_relays": server_addresses,
+        "package_mirror_relays": server_addresses, "time_sync_client_networks": client_networks,
+        "package_mirror_client_networks": client_networks,
+    }  # fmt: skip
+    for host in inventory.hosts:
+        for name, rule in rules.items():
+            value = inventory.variables[host].get(name)
+            if value:
+                try:
+                    rule(value, name)
+                except FilterError as error:
+                    inventory.by_host[host].append(f"{host}: {error}. Next: {CORRECT}")
 
 
 def _from_command_line(value: Any) -> Any:
@@ -531,17 +617,19 @@ def _check_override(
     if not isinstance(entry, Mapping):
         inventory.add(host, where, shown(entry), "which GPU (uuid, serial, bus_id or model) and its cap")
         return
-    nested = entry.get("match")
-    match = nested if isinstance(nested, Mapping) else entry
-    _check_which_gpu(inventory, host, where, match)
-    model, cap = match.get("model"), entry.get("power_cap_w")
+    for key in map(str, entry):
+        if key not in OVERRIDE_KEYS and key not in INDEX_KEYS:
+            found = "unknown" + did_you_mean(key, OVERRIDE_KEYS)
+            inventory.add(host, f"{where}.{key}", found, "one of " + ", ".join(OVERRIDE_KEYS), "rename or remove it")
+    _check_which_gpu(inventory, host, where, entry)
+    model, cap = entry.get("model"), entry.get("power_cap_w")
     ranges = _ranges(models)
     if model is not None:
-        if models and str(model) not in models:
+        if models and not any(same_model(str(model), name) for name in models):
             found = f"{shown(model)}, not in this host's rack_gpus" + did_you_mean(str(model), models)
             inventory.add(host, f"{where}.model", found, "one of " + ", ".join(models), "correct one of the two")
-        ranges = [(name, low, high) for name, low, high in ranges if name == str(model)]
-    elif ranges and any(key in match for key in ("uuid", "serial", "bus_id")):
+        ranges = [(name, low, high) for name, low, high in ranges if same_model(name, str(model))]
+    elif ranges and any(key in entry for key in ("uuid", "serial", "bus_id")):
         # Which model it is only the node knows: refuse what none of them could take.
         ranges = [("any GPU of this host", min(low for _m, low, _h in ranges), max(high for _m, _l, high in ranges))]
     if cap is not None:
@@ -585,7 +673,17 @@ def inventory_errors(groups: Any, hostvars: Any, specs: Any = None) -> dict[str,
     check_rack_facts(inventory)
     check_role_inputs(inventory, spec_options(specs if isinstance(specs, Mapping) else {}))
     check_gpu_policy(inventory)
+    check_servers(inventory)
     return {"inventory": inventory.wide, "hosts": inventory.by_host}
+
+
+def site_addresses(hostvars: Any, hosts: Any, site: Any) -> list[str]:
+    """The addresses of those ``hosts`` whose rack_site is ``site``: ansible_host, or the name of a host without."""
+    return [
+        host_address(hostvars[host].get("ansible_host") or str(host))
+        for host in hosts or []
+        if hostvars[host].get("rack_site") == site
+    ]
 
 
 def inventory_facts(hostvars: Any, hosts: Any, prefixes: Any) -> dict[str, dict[str, Any]]:
@@ -644,6 +742,7 @@ class FilterModule:
             "inventory_errors": inventory_errors,
             "inventory_facts": inventory_facts,
             "server_addresses": server_addresses,
+            "site_addresses": site_addresses,
             "preflight_findings": preflight_findings,
             "url_host": url_host,
         }

@@ -158,6 +158,12 @@ def test_failures_of_a_host_name_check_subject_expected_measured_and_next_step()
         "gpu.power_cap GPU-2: fail, requested 200 W (expected 300.0, measured 200.0); next: x"
     ]
     assert filters.acceptance_failures(found, "b") == ["gpu.count b: unknown, no answer"]
-    assert filters.acceptance_failures({**found, "problems": ["no check was run"]}, "c") == [
+    assert filters.acceptance_failures({**found, "problems": ["no check was run"]}, "a")[1:] == [
         "the run: no check was run"
+    ]
+
+
+def test_a_host_that_no_check_looked_at_does_not_pass() -> None:
+    assert filters.acceptance_failures(report(row("a", "gpu.count", "a", "pass")), "c") == [
+        "no check looked at this host; see not_run in the report"
     ]
