@@ -91,21 +91,26 @@ def gpu_policy_document(
     link_width: Any,
     persistence_mode: Any,
     gpu_count: Any,
+    plan_link_width: Any = None,
 ) -> dict[str, Any]:
     """The policy document, version 1."""
     planned = base_rules(power_cap_w, plan_cap_w)
     caps: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = [{"match": {"all": True}, "link_width": int(link_width)}]
+    declared = [
+        {"match": {"model": model}, "link_width": int(width)} for model, width in (plan_link_width or {}).items()
+    ]
+    own: list[dict[str, Any]] = []
     for place, override in enumerate(overrides or []):
         more_caps, more_links = rules_of(override, place)
         caps += more_caps
-        links += more_links
+        own += more_links
     return {
         "version": VERSION,
         "persistence_mode": bool(persistence_mode),
         "gpu_count": None if gpu_count in (None, "") else int(gpu_count),
         "power_cap": replaced(planned, caps),
-        "link_width": links,
+        "link_width": links + replaced(declared, own),
     }
 
 

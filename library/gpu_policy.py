@@ -96,7 +96,7 @@ def bring(policy, path, content, apply_it, check_mode):
             node = outcome.before
             raise ToolError("NVML on this host", f"{node['state']} ({node['reason']})", "ok", node["next_step"])
         if files.read_bytes(path) != content:
-            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            files.make_directory(os.path.dirname(path))
             files.atomic_write(path, content, 0o644)
 
     if not apply_it:

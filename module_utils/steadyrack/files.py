@@ -127,6 +127,18 @@ def atomic_write(
                 os.unlink(temporary)
 
 
+def make_directory(path: str) -> None:
+    """Make a directory and its parents; what is in the way is a typed error."""
+    try:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+    except PermissionError as error:
+        raise AccessError(path, error.strerror, "a directory", "run it as root") from None
+    except OSError as error:
+        raise StateFileError(
+            path, error.strerror, "a directory", "look at what stands in its place, and at the disk"
+        ) from None
+
+
 def sync_directory(directory: str) -> None:
     """Make a rename in ``directory`` survive a power cut; file systems that cannot are left alone."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -146,11 +158,13 @@ def locked(path: str, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     flock, so the kernel lets go when the holder dies. The holder's pid is written into the file, for
     the message of whoever waits in vain: BusyError after ``wait_s`` seconds.
     """
+    make_directory(os.path.dirname(os.path.abspath(path)))
     try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o755, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except PermissionError:
         raise AccessError(path, f"cannot be opened by uid {os.geteuid()}", "the lock", "run it as root") from None
+    except OSError as error:
+        raise StateFileError(path, error.strerror, "the lock", "look at the disk (full? read-only?)") from None
     try:
         _take(descriptor, path, wait_s)
         os.ftruncate(descriptor, 0)

@@ -218,7 +218,7 @@ def remember(path: str, gpus: Sequence[Record], changes: Sequence[Record]) -> No
             }  # fmt: skip
             entry = kept.setdefault(str(gpu["uuid"]), {"first": value})
             entry["last"] = value
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    files.make_directory(os.path.dirname(path))
     files.atomic_write(path, files.dump_json({"version": PREVIOUS_VERSION, "gpus": kept}), 0o644)
 
 

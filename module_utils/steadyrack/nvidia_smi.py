@@ -42,12 +42,15 @@ _PARTIAL = ("lost", "corrupted_inforom", "no_power", "interrupt_trouble")
 NO_VALUE = (
     "n/a", "not supported", "unknown", "not found", "not available", "none", "unknown error",
     "requested functionality has been deprecated", "err!", "gpu is lost", "gpu requires reset",
-    "insufficient permissions", "",
+    "insufficient permissions", "function not found", "",
 )  # fmt: skip
 
 _UNREACHABLE = re.compile(
     r"Unable to determine the device handle for (?:GPU|gpu)\s*([0-9a-f:.]+):\s*(.*)", re.IGNORECASE
 )
+# What it prints beside the data and that is none, for instance at status 14.
+_WARNING = re.compile(r"\s*WARNING: .*")
+_FIELD = re.compile(r"[a-z][a-z0-9_.]*")
 _VERSION = re.compile(r"NVML library version:\s*(\d+(?:\.\d+)+)", re.IGNORECASE)
 _BAD_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
 _GPU_LINE = re.compile(r"GPU (\d+): (.*) \(UUID: (GPU-[0-9a-f-]+)\)\s*", re.IGNORECASE)
@@ -103,6 +106,13 @@ def unreachable(text: str) -> list[Record]:
     ]
 
 
+def _without_messages(text: str) -> tuple[list[str], list[str]]:
+    """The lines of data, and the warnings that stood among them; lines about unreachable GPUs are in neither."""
+    lines = [line for line in text.splitlines() if line.strip() and not _UNREACHABLE.search(line)]
+    warned = [line.strip() for line in lines if _WARNING.fullmatch(line)]
+    return [line for line in lines if not _WARNING.fullmatch(line)], warned
+
+
 def _address(text: str) -> str | None:
     """The bus id in sysfs form, None for one mangled beyond recognition (kept raw by the caller)."""
     try:
@@ -136,34 +146,41 @@ def number(text: str | None) -> float | None:
 
 
 def parse_csv(text: str, rc: int = 0) -> Record:
-    """``state``, ``rows`` and ``unreachable`` of a ``--query-gpu`` run printed with its header line.
+    """``state``, ``rows``, ``messages`` and ``unreachable`` of a ``--query-gpu`` run printed with its header line.
 
     Keys are the field names without their unit. Numbers become floats; a cell without a value is None
-    and its word stays under ``raw``. Rows of other GPUs are kept when one GPU is not reachable.
+    and its word stays under ``raw``, as does one that should be a number of the header's unit and is none. Rows of
+    other GPUs are kept when one GPU is not reachable. Nothing printed at all is state ``no_output``.
     """
     state = state_of(rc, text)
-    record: Record = {"state": state, "rc": rc, "rows": [], "unreachable": unreachable(text)}
+    record: Record = {"state": state, "rc": rc, "rows": [], "messages": [], "unreachable": unreachable(text)}
     if state not in ("ok", *_PARTIAL):
         return dict(failure(rc, text), rows=[])
-    lines = [line for line in text.splitlines() if line.strip() and not _UNREACHABLE.search(line)]
+    lines, record["messages"] = _without_messages(text)
     if not lines:
-        return record
+        return dict(record, state="no_output") if state == "ok" else record
     table = list(csv.reader(lines, skipinitialspace=True))
     header = [re.sub(r"\s*\[.*\]$", "", cell.strip()) for cell in table[0]]
-    record["rows"] = [_csv_row(header, cells) for cells in table[1:]]
+    units = ["[" in cell for cell in table[0]]
+    strange = [name for name in header if not _FIELD.fullmatch(name)]
+    if strange:
+        raise ToolError("nvidia-smi --query-gpu", f"{strange[0]!r} where the name of a field belongs",
+                        "its header line", "ask without noheader")  # fmt: skip
+    record["rows"] = [_csv_row(header, units, cells) for cells in table[1:]]
     return record
 
 
-def _csv_row(header: list[str], cells: list[str]) -> Record:
+def _csv_row(header: list[str], units: list[bool], cells: list[str]) -> Record:
     if len(cells) != len(header):
         raise ToolError("nvidia-smi --query-gpu", f"{len(cells)} cells", f"{len(header)} as in its header",
                         "report this text and the driver version")  # fmt: skip
     row: Record = {"raw": {}}
-    for name, cell in zip(header, cells):
-        known = value(cell)
-        if known is None:
+    for name, has_unit, cell in zip(header, units, cells):
+        row[name] = _csv_value(name, value(cell))
+        if has_unit and not isinstance(row[name], float):
+            row[name] = None
+        if row[name] is None:
             row["raw"][name] = cell.strip()
-        row[name] = _csv_value(name, known)
     return row
 
 
@@ -212,7 +229,8 @@ def parse_xml(text: str, rc: int = 0) -> Record:
     if state not in ("ok", *_PARTIAL):
         return dict(failure(rc, text), gpus=[])
     start = text.find("<?xml")
-    body = text[max(start, 0) :]
+    end = text.rfind("</nvidia_smi_log>")
+    body = text[max(start, 0) : end + len("</nvidia_smi_log>") if end >= 0 else None]
     try:
         top = ElementTree.fromstring(body)  # noqa: S314  a root program of this host, not the network
     except ElementTree.ParseError as error:
@@ -301,12 +319,15 @@ def parse_list(text: str, rc: int = 0) -> Record:
     if state not in ("ok", *_PARTIAL):
         return dict(failure(rc, text), gpus=[])
     gpus: list[Record] = []
-    for line in text.splitlines():
+    lines, messages = _without_messages(text)
+    for line in lines:
         found, slice_ = _GPU_LINE.fullmatch(line), _MIG_LINE.fullmatch(line)
         if found:
             gpus.append({"uuid": found.group(3), "name": found.group(2), "mig": []})
         elif slice_ and gpus:
             gpus[-1]["mig"].append({"profile": slice_.group(1), "uuid": slice_.group(3)})
-        elif line.strip() and not _UNREACHABLE.search(line):
+        else:
             raise ToolError("nvidia-smi -L", repr(line), "a GPU or a MIG device", "report this text")
-    return {"state": state, "rc": rc, "gpus": gpus, "unreachable": unreachable(text)}
+    if not lines and state == "ok":
+        state = "no_output"  # a node without GPUs says so, with status 6
+    return {"state": state, "rc": rc, "gpus": gpus, "messages": messages, "unreachable": unreachable(text)}

@@ -392,6 +392,10 @@ def _nvml_gpu(nvml_library: ctypes.CDLL, index: int, tell: Callable[[Record], No
     for field, function in NUMBERS.items():
         number = ctypes.c_uint()
         gpu[field] = number.value if ask(field, function, handle, ctypes.byref(number)) else None
+    low, high = ctypes.c_uint(), ctypes.c_uint()
+    limits = "nvmlDeviceGetPowerManagementLimitConstraints"
+    told = ask("min_mw", limits, handle, ctypes.byref(low), ctypes.byref(high))
+    gpu["min_mw"] = low.value if told else None
     return gpu
 
 

@@ -23,6 +23,7 @@ Gpu = Mapping[str, Any]
 POLICY = "/etc/steadyrack/gpu_policy.json"
 NAMES = ("uuid", "serial", "bus_id", "model")  # most specific first
 GRAIN_MW = 1000  # caps are whole watts; readings within half of that are the same cap
+LAST_BITS = 1e-9  # 83 % of 300 is 249 and not a last bit less
 AUTO = "auto"
 
 # nvml.h, nvmlReturn_t: what a card's own answer means for its row.
@@ -133,9 +134,16 @@ def expected_cap_w(node: Node, gpu: Gpu) -> float:
     if own:
         if gpu.get("default_mw") is None:
             raise UnreadableError("NVML does not tell the default limit that the per cent are of")
-        return math.floor(gpu["default_mw"] * float(own["power_cap_percent"]) / 100 / GRAIN_MW)
+        return percent_of(gpu, float(own["power_cap_percent"]))
     given = node.setting_or("gpu_policy_power_cap_w", AUTO)
     return float(math.floor(float(given))) if given != AUTO else planned_cap_w(node, declared_entry(node, gpu))
+
+
+def percent_of(gpu: Gpu, percent: float) -> float:
+    """Whole watts downwards; what falls below the card's minimum by the lost fraction only is raised to it (C41)."""
+    exact, low = gpu["default_mw"] * percent / 100 / GRAIN_MW, (gpu.get("min_mw") or 0) / GRAIN_MW
+    cap = float(math.floor(exact + LAST_BITS))
+    return low if low - 1 < exact and cap < low else cap
 
 
 def planned_cap_w(node: Node, entry: Mapping[str, Any]) -> float:
@@ -152,9 +160,7 @@ def expected_width(node: Node, gpu: Gpu) -> int:
     own = override(node, gpu, "link_width")
     if own:
         return int(own["link_width"])
-    given = node.variables.get("gpu_policy_link_width")
-    if given is None and gpu.get("name"):
-        given = declared_entry(node, gpu).get("link_width")
+    given = declared_entry(node, gpu).get("link_width") if gpu.get("name") else None
     return int(given if given is not None else node.setting("gpu_policy_link_width"))
 
 

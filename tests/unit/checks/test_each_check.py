@@ -144,6 +144,8 @@ NODE_CHECKS = (
 )
 NVML_GONE = {"gpu.count": "fail", "gpu.power_cap": "unknown", "gpu.persistence": "unknown"}
 
+CARDS = {"model": "NVIDIA A100 80GB PCIe", "count": 4, "power_max_w": 300, "power_min_w": 150}
+
 CASES = [
     Case("relay-a1", "relay-a1"),
     Case("gpu-a1", "gpu-a1"),
@@ -674,7 +676,18 @@ CASES = [
     Case(
         "width-unknown", "gpu-a1", end(1, 0, current_link_width="Unknown"), {"pcie.width": "unknown"}, "does not tell"
     ),
-    Case("width-declared-8", "gpu-a1", None, {"pcie.width": "fail"}, variables={"gpu_policy_link_width": 8}),
+    Case(
+        "width-declared-8",
+        "gpu-a1",
+        variables={"rack_gpus": [CARDS], "gpu_policy_link_width": 8},
+        bad={"pcie.width": "fail"},
+    ),
+    Case(
+        "width-of-the-model-declared-8",
+        "gpu-a1",
+        variables={"rack_gpus": [{**CARDS, "link_width": 8}], "gpu_policy_link_width": 16},
+        bad={"pcie.width": "fail"},
+    ),
     # --- the host itself ---
     Case(
         "unreachable",

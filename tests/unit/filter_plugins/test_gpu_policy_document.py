@@ -80,3 +80,16 @@ def test_what_the_filter_makes_the_nodes_parser_takes():
 def test_a_bad_override_is_refused_with_its_place(override, says):
     with pytest.raises(AnsibleFilterError, match=r"gpu_policy_overrides\[1\].*" + says):
         document([{"uuid": UUID, "power_cap_w": 1}, override])
+
+
+def test_lanes_that_rack_gpus_states_go_before_the_hosts_and_an_override_before_both():
+    found = gpu_policy_document(
+        [{"model": "NVIDIA A30", "link_width": 4}],
+        power_cap_w=250, plan_cap_w=None, link_width=16, persistence_mode=True, gpu_count=4,
+        plan_link_width={"A30": 8, "NVIDIA A100 80GB PCIe": 8},
+    )  # fmt: skip
+    assert found["link_width"] == [
+        {"match": {"all": True}, "link_width": 16},
+        {"match": {"model": "NVIDIA A100 80GB PCIe"}, "link_width": 8},
+        {"match": {"model": "NVIDIA A30"}, "link_width": 4},
+    ]

@@ -267,3 +267,12 @@ def test_a_card_that_no_rule_is_for_is_refused_and_nothing_is_set(gpu_node):
     assert "a100-pcie-80gb" in result["msg"].lower()
     assert caps(gpu_node) == [300.0] * 4
     assert not (gpu_node.root / "etc/steadyrack/gpu_policy.json").exists()
+
+
+def test_a_file_in_the_way_of_the_policy_is_one_clear_error(gpu_node):
+    (gpu_node.root / "etc").mkdir(exist_ok=True)
+    (gpu_node.root / "etc/afile").write_text("")
+    result = gpu_node.module("gpu_policy", policy=policy(250), policy_path="/etc/afile/p.json")
+    assert result["failed"] is True
+    assert "a directory" in result["msg"]
+    assert caps(gpu_node) == [300.0] * 4

@@ -145,3 +145,12 @@ def test_the_lock_is_free_when_its_holder_is_killed(holder):
     process.wait()
     with files.locked(path, wait_s=5):
         pass
+
+
+@pytest.mark.parametrize("path", ["afile/x", "afile/deeper/x"])
+def test_a_file_where_a_directory_belongs_is_a_typed_error(tmp_path, path):
+    (tmp_path / "afile").write_text("")
+    with pytest.raises(errors.StateFileError), files.locked(str(tmp_path / path)):
+        pass
+    with pytest.raises(errors.StateFileError):
+        files.make_directory(str(tmp_path / path))

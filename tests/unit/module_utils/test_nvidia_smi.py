@@ -301,3 +301,44 @@ def test_a_line_of_another_kind_is_an_error():
 def test_the_part_number_is_the_boards_where_the_gpus_own_is_na(release, repository):
     text = (repository / f"tests/fixtures/gpu/nvidia_smi_{release}_q_x.xml").read_text()
     assert {gpu["part_number"] for gpu in nvidia_smi.parse_xml(text)["gpus"]} == {"900-21001-0020-100"}
+
+
+# --- what stands beside the data -----------------------------------------------------------------
+
+WARNING = "WARNING: infoROM is corrupted at gpu 0000:3B:00.0"
+ROWS = "uuid, power.limit [W]\nGPU-1, 300.00 W\nGPU-2, 250.00 W\n"
+
+
+@pytest.mark.parametrize("text", [WARNING + "\n" + ROWS, ROWS + WARNING + "\n"])
+def test_c42_a_warning_beside_the_rows_of_status_14_is_kept_and_is_no_row(text):
+    record = nvidia_smi.parse_csv(text, rc=14)
+    assert [row["power.limit"] for row in record["rows"]] == [300.0, 250.0]
+    assert (record["state"], record["messages"]) == ("corrupted_inforom", [WARNING])
+
+
+def test_c40_a_warning_after_the_xml_does_no_harm(repository):
+    text = (repository / "tests/fixtures/gpu/nvidia_smi_550_q_x.xml").read_text()
+    assert nvidia_smi.parse_xml(f"{text}\n{WARNING}\n", rc=14)["gpus"] == nvidia_smi.parse_xml(text)["gpus"]
+
+
+def test_c49_a_warning_in_the_list_is_no_gpu():
+    text = f"GPU 0: A100 (UUID: GPU-11111111-2222-3333-4444-555555555555)\n{WARNING}\n"
+    record = nvidia_smi.parse_list(text, rc=14)
+    assert (len(record["gpus"]), record["messages"]) == (1, [WARNING])
+
+
+@pytest.mark.parametrize("word", ["[Function Not Found]", "Function Not Found", "[GPU access blocked]", "broken"])
+def test_c42_a_word_where_a_number_of_watts_belongs_is_none_with_the_word_kept(word):
+    (row,) = nvidia_smi.parse_csv(f"uuid, power.limit [W]\nGPU-1, {word}\n")["rows"]
+    assert (row["power.limit"], row["raw"]["power.limit"]) == (None, word)
+
+
+def test_rows_without_a_header_are_an_error_and_not_one_card_less():
+    with pytest.raises(errors.ToolError, match="noheader"):
+        nvidia_smi.parse_csv("A100, GPU-1, 300.00 W\nA100, GPU-2, 300.00 W\n")
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_nothing_printed_is_not_a_node_without_gpus(text):
+    assert nvidia_smi.parse_list(text)["state"] == "no_output"
+    assert nvidia_smi.parse_csv(text)["state"] == "no_output"
