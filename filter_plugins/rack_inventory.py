@@ -208,6 +208,17 @@ def server_addresses(values: Any, name: str = "sources") -> list[str]:
     return [host_address(value) for value in values]
 
 
+def source_entries(values: Any, name: str = "sources") -> list[dict[str, Any]]:
+    """Servers as ``chrony_config`` takes them, of names, addresses or dictionaries; checked by ``server_addresses``."""
+    listed = list(values) if isinstance(values, (list, tuple)) else values
+    plain = [entry["address"] if isinstance(entry, Mapping) else entry for entry in listed] if listed else listed
+    bare = server_addresses(plain, name)
+    return [
+        {**entry, "address": address} if isinstance(entry, Mapping) else {"address": address}
+        for entry, address in zip(listed, bare, strict=True)
+    ]
+
+
 # --- the inventory -----------------------------------------------------------------------------------
 
 UNEVALUATED = "(cannot be evaluated: "
@@ -592,6 +603,9 @@ def check_servers(inventory: Inventory) -> None:
     for host in inventory.hosts:
         for name, rule in rules.items():
             value = inventory.variables[host].get(name)
+            if isinstance(value, (list, tuple)):
+                # An upstream may be a dictionary that says more of it.
+                value = [entry.get("address") if isinstance(entry, Mapping) else entry for entry in value]
             if value:
                 try:
                     rule(value, name)
@@ -742,6 +756,7 @@ class FilterModule:
             "inventory_errors": inventory_errors,
             "inventory_facts": inventory_facts,
             "server_addresses": server_addresses,
+            "source_entries": source_entries,
             "site_addresses": site_addresses,
             "preflight_findings": preflight_findings,
             "url_host": url_host,

@@ -37,7 +37,7 @@ def load_policy(root: str = "/") -> TimePolicy | None:
     if value is None:
         return None
     again = "run the role time_sync again"
-    if value.get("version") != VERSION:
+    if value.get("version") not in (VERSION, 2):
         raise StateFileError(path, f"version {value.get('version')!r}", f"version {VERSION}", again)
     if value.get("mode") not in (chronyc.RELAY, chronyc.CLIENT):
         raise StateFileError(path, f"mode {value.get('mode')!r}", "mode relay or client", again)
@@ -50,6 +50,7 @@ def load_policy(root: str = "/") -> TimePolicy | None:
     if alarm_ms is None or (warn_ms is None and value.get("warn_ms") is not None):
         seen = f"alarm_ms {value.get('alarm_ms')!r}, warn_ms {value.get('warn_ms')!r}"
         raise StateFileError(path, seen, "milliseconds above 0", again)
+    sources = [*sources, *(value.get("peers") or []), *(value.get("other_sites") or {})]
     return TimePolicy(value["mode"], sources, alarm_ms, warn_ms, unit)
 
 

@@ -25,7 +25,7 @@ from typing import Any, Callable, Dict, Sequence
 # The package and pynvml lie beside this file; python3 -I, by which we are started, does not look there.
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 
-from steadyrack import gpu_apply, gpu_checks, gpu_policy, nvml, pcie, verdict
+from steadyrack import gpu_apply, gpu_checks, gpu_policy, nvml, pcie, time_settle, verdict
 from steadyrack.errors import SteadyrackError
 from steadyrack.run import run
 
@@ -290,6 +290,17 @@ def create_device_files(root: str, count: int) -> None:
         run([MODPROBE, "-u", *(f"-c={number}" for number in missing)], timeout_s=20.0)
 
 
+# --- time settle -------------------------------------------------------------------------------
+
+
+def do_time_settle(options: argparse.Namespace) -> int:
+    """`steadyrack time settle`."""
+    ended = time_settle.settle(options.root, say=lambda text: say("info", text))
+    if ended is not None:
+        say("notice", ended.why + ("; orphan mode: " + ended.local if ended.local else ""))
+    return 0
+
+
 # --- words -------------------------------------------------------------------------------------
 
 
@@ -350,6 +361,11 @@ def parser() -> Parser:
                         help="wait this long for the driver to show all GPUs (default 0)")  # fmt: skip
     apply_.add_argument("--check", action="store_true", help="only say what would be set; exit status 1 if anything")
     apply_.set_defaults(do=do_gpu_apply)
+    clock = commands.add_parser("time", help="the clock").add_subparsers(dest="verb", required=True, metavar="VERB")
+    settle = clock.add_parser(
+        "settle", help="wait until the clock follows a source or a job runs, then let nobody step it"
+    )
+    settle.set_defaults(do=do_time_settle)
     return top
 
 
