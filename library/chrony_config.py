@@ -93,6 +93,14 @@ options:
     type: list
     elements: str
     default: []
+  controller_epoch:
+    description: The controller's clock, seconds since 1970. Against it a clock is called wrong before an installation.
+    type: float
+  set_clock:
+    description:
+      - A clock hours off stands in the way of an installation. C(true) sets it to I(controller_epoch) unless a job
+        runs, C(false) goes on, not given fails with nothing changed.
+    type: bool
   pending_directory:
     description: Where the duty to restart or reload is kept until it is done.
     type: path
@@ -164,6 +172,8 @@ def main():
             "site_skew_alarm_ms": {"type": "float", "default": 100.0},
             "min_upstreams": {"type": "int", "default": 3},
             "rivals": {"type": "list", "elements": "str", "default": []},
+            "controller_epoch": {"type": "float"},
+            "set_clock": {"type": "bool"},
             "pending_directory": {"type": "path", "default": PENDING_DIRECTORY},
         },
         supports_check_mode=True,

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import time
 from typing import Any, Mapping, Sequence
 
 from . import chrony_config, chrony_runtime, chronyc, service_config, time_settle
 from .chrony_config import Config, Paths
-from .errors import DeadlineError, InputError, NotAppliedError
+from .errors import AccessError, DeadlineError, InputError, NotAppliedError
 from .files import read_bytes
 from .run import run
 from .service_plan import PENDING_DIRECTORY, Runner
@@ -23,6 +24,9 @@ SETTLE_UNIT = "steadyrack-time-settle.service"
 RESOLVE_TIMEOUT_S = 12.0
 VERSION_TIMEOUT_S = 10.0
 UNIT_TIMEOUT_S = 60.0
+# A clock further off than this against the controller's is wrong, seconds: apt refuses an index from the future, and
+# certificates are not valid yet. Below it whatever chronyd will correct by itself does no harm to an installation.
+CLOCK_WRONG_S = 3600.0
 # Where distributions, DHCP and cloud images leave sources that chronyd's packaged configuration reads.
 FOREIGN_DIRECTORIES = ("/etc/chrony/sources.d", "/etc/chrony/conf.d", "/run/chrony-dhcp", "/etc/chrony.d")
 SOURCE_WORDS = ("server", "pool", "peer", "refclock")
@@ -75,6 +79,9 @@ def apply(
     result.update(warnings=warnings, version=None if version is None else "{}.{}".format(*version))
     result["put_out_of_action"] = foreign_sources(before, paths) if sources_change else []
     if result["packages_missing"]:
+        if not check_mode:
+            result["actions"] += clock_before_installing(values, paths, result)
+            result["changed"] = bool(result["actions"])
         return result
     daemon = next(unit for unit in result["units"] if unit["name"] == f"{paths.unit}.service")
     if check_mode and any(action.startswith("file ") for action in result["actions"]):
@@ -84,6 +91,38 @@ def apply(
     if not check_mode and daemon["active"] == "active":
         _start_settling(config, paths, version, result, runner)
     return result
+
+
+def clock_before_installing(values: Mapping[str, Any], paths: Paths, result: dict[str, Any]) -> list[str]:
+    """A clock that is hours off is named before the first download fails by it, and set where that is allowed.
+
+    ``controller_epoch`` in the values is the controller's clock when it made the call, ``set_clock`` the consent:
+    True sets the clock, False goes on, None (nobody said) is InputError.
+    """
+    theirs = values.get("controller_epoch")
+    if theirs is None:
+        return []
+    off_s = time.time() - float(theirs)
+    if abs(off_s) < CLOCK_WRONG_S:
+        return []
+    seen = f"{abs(off_s) / 3600:.1f} h {'ahead of' if off_s > 0 else 'behind'} the controller's"
+    if values.get("set_clock") is None:
+        raise InputError(
+            "clock wrong", seen, f"within {CLOCK_WRONG_S / 3600:g} h, or nothing can be downloaded and verified",
+            "if the controller is right: run again with -e time_sync_set_clock=true, else set either by hand",
+        )  # fmt: skip
+    if not values["set_clock"]:
+        result["warnings"].append(f"clock wrong: {seen}; downloads may be refused (time_sync_set_clock is false)")
+        return []
+    jobs = time_settle.gpu_processes(paths.root)
+    if jobs is None or jobs:
+        who = "unknown whether a job runs" if jobs is None else f"process {jobs[0]} uses a GPU"
+        raise InputError("clock wrong", f"{seen}, and {who}", "no job", "drain this node, then run it again")
+    try:
+        time.clock_settime(time.CLOCK_REALTIME, float(theirs))
+    except PermissionError as error:
+        raise AccessError("the clock", error.strerror, "CAP_SYS_TIME", "set it on the machine itself") from None
+    return [f"set the clock: it was {seen}"]
 
 
 def installed_version(runner: Runner) -> tuple[int, int] | None:
