@@ -77,7 +77,8 @@ def apply(
         hold_if_relied_on(paths, runner)
     result = service_config.apply(params, check_mode, pending_directory, runner)
     result.update(warnings=warnings, version=None if version is None else "{}.{}".format(*version))
-    result["put_out_of_action"] = foreign_sources(before, paths) if sources_change else []
+    stopped = [action for action in result["actions"] if action.startswith(("stop ", "mask "))]
+    result["put_out_of_action"] = stopped + (foreign_sources(before, paths) if sources_change else [])
     if result["packages_missing"]:
         if not check_mode:
             result["actions"] += clock_before_installing(values, paths, result)
