@@ -26,6 +26,8 @@ MOST_WAITING = 200
 # As run-parts has it, less what editors and package managers leave behind.
 NAME_FORM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 LEFTOVERS = ("~", ".bak", ".tmp", ".swp", ".rpmsave", ".rpmnew", ".rpmorig", ".dpkg-old", ".dpkg-new", ".dpkg-dist")
+# How often a hook that runs is looked at, seconds.
+LOOK_S = 0.2
 # Of what a failing hook says, this many characters are repeated.
 SHOWN_CHARACTERS = 300
 # The manager's socket is not for hooks: a READY or STOPPING of theirs would be taken for ours.
@@ -88,9 +90,12 @@ class Hooks:
         running = [self._running.delivery] if self._running else []
         return [{"hook": one.hook, "event": one.event} for one in [*running, *self._waiting]]
 
-    def busy(self, now: float) -> bool:
-        """Whether :meth:`tick` should be called soon."""
-        return self._running is not None or any(one.due <= now for one in self._waiting)
+    def wait_s(self, now: float) -> float | None:
+        """After how many seconds :meth:`tick` has something to do; None: not before the next event."""
+        if self._running is not None:
+            return LOOK_S
+        due = min((one.due for one in self._waiting), default=None)
+        return None if due is None else max(0.0, due - now)
 
     # --- the directory ---
 

@@ -61,7 +61,7 @@ class _Subject:
     def __init__(self) -> None:
         self.levels: deque[int] = deque(maxlen=5)  # of the latest looks that told something
         self.raised = WELL
-        self.since = 0.0  # epoch s
+        self.since = 0.0  # epoch s of the first bad look
         self.quiet_since: float | None = None  # better than `raised` ever since, monotonic s
         self.quiet_worst = WELL
         self.unknown_since: float | None = None
@@ -93,10 +93,10 @@ class Alarms:
         events: list[dict[str, Any]] = []
         for key, row in told.items():
             subject = self._subjects.setdefault(key, _Subject())
-            self._feed(subject, row, explained, now)
+            self._feed(subject, row, explained, now, at)
         for key in [key for key in self._subjects if key[0] in judged and key not in told]:
             gone = {"verdict": verdict.PASS, "severity": verdict.INFO, "state": "gone", "reason": "not there any more"}
-            self._feed(self._subjects[key], gone, (), now)
+            self._feed(self._subjects[key], gone, (), now, at)
         for key, subject in list(self._subjects.items()):
             if key in told or key[0] in judged:
                 events += [dict(event, id=key[0], subject=key[1]) for event in self._decide(key[0], subject, now, at)]
@@ -104,7 +104,7 @@ class Alarms:
                 del self._subjects[key]
         return events
 
-    def _feed(self, subject: _Subject, row: dict[str, Any], explained: Collection[Any], now: float) -> None:
+    def _feed(self, subject: _Subject, row: dict[str, Any], explained: Collection[Any], now: float, at: float) -> None:
         level = level_of(row)
         if level is None:
             subject.quiet_since = None
@@ -120,6 +120,8 @@ class Alarms:
         was_well = bool(subject.levels) and subject.levels[-1] == WELL
         subject.levels.append(level)
         if level:
+            if subject.raised == WELL and not any(list(subject.levels)[:-1]):
+                subject.since = at
             subject.row = {key: row.get(key) for key in SHOWN}
             if was_well and (subject.raised or subject.returns):
                 subject.returns.append(now)
@@ -135,11 +137,8 @@ class Alarms:
             subject.returns.popleft()
         level = _called_for(check, subject)
         if level > subject.raised:
-            begins = subject.raised == WELL
-            if begins:
-                subject.since = at
-                if not subject.returns:
-                    subject.returns.append(now)
+            if not subject.returns:
+                subject.returns.append(now)
             subject.raised, subject.quiet_since = level, None
             return [self._event(subject, RAISED, now, at)]
         if subject.raised == WELL:

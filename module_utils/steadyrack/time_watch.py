@@ -22,8 +22,6 @@ from .run import Completed, run
 
 # systemd and nft are asked every so many looks: what they tell does not change by itself.
 SLOW_LOOKS = 2
-# While a hook runs or is due, how often that is looked after, seconds.
-HOOK_LOOK_S = 0.2
 # With an alarm standing the state file is kept fresh, for the ages in it, seconds.
 SAVE_S = 600.0
 # Texts in an event are no longer than this, characters.
@@ -178,12 +176,12 @@ class Watch:
 
     # --- hooks ---
 
-    def tick(self) -> bool:
-        """Look after the hooks; True while that is to be done again soon."""
+    def tick(self) -> float | None:
+        """Look after the hooks; after how many seconds to do so again, None: not before the next look."""
         if self._hooks.tick(self._monotonic()):
             self._unsaved = True
             self._save()
-        return self._hooks.busy(self._monotonic())
+        return self._hooks.wait_s(self._monotonic())
 
     # --- for ever ---
 
@@ -196,9 +194,9 @@ class Watch:
                 self.look()
                 notify("WATCHDOG=1\nSTATUS=" + self._status())
                 due = max(due + interval_s, self._monotonic())
-            busy = self.tick()
+            again_s = self.tick()
             left_s = max(0.0, due - self._monotonic())
-            stop.wait(min(left_s, HOOK_LOOK_S) if busy else left_s)
+            stop.wait(left_s if again_s is None else min(left_s, again_s))
         notify("STOPPING=1")
         self._hooks.stop()
         self._unsaved = True
