@@ -171,7 +171,8 @@ def source_rows(
     Reference clocks are listed and not compared: their id is text, not an address.
     """
     if clock.tracking is None:
-        return [verdict.check_row("time.sources", subject, verdict.UNKNOWN, reason=clock.error or "no answer")]
+        state, reason = DOWN if clock.down else UNREADABLE, clock.error or "no answer"
+        return [verdict.check_row("time.sources", subject, verdict.UNKNOWN, state, reason=reason)]
     if expected is None:
         reason = "nobody said which sources to expect"
         return [verdict.check_row("time.sources", subject, verdict.NOT_JUDGED, reason=reason)]

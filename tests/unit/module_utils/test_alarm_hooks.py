@@ -63,7 +63,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def test_hooks_run_in_name_order_with_the_event_on_stdin_and_in_the_environment(place: Place) -> None:
     for name in ("20-b", "10-a"):
-        place.hook(name, f'cat > {place.root}/{name}.json; echo "{name} $STEADYRACK_EVENT $STEADYRACK_REASON" >> {place.root}/log')  # noqa: E501
+        place.hook(
+            name,
+            f'cat > {place.root}/{name}.json; echo "{name} $STEADYRACK_EVENT $STEADYRACK_REASON" >> {place.root}/log',
+        )
     place.hooks.put(EVENT)
     place.settle()
     assert place.log() == [f"{name} raised the clock may be off by 60 ms really" for name in ("10-a", "20-b")]

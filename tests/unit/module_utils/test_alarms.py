@@ -37,9 +37,7 @@ class Bench:
     def look(self, *rows: dict[str, Any]) -> list[str]:
         self.now += LOOK_S
         self.at += LOOK_S
-        return [
-            f"{event['event']} {event['severity']}" for event in self.alarms.update(rows, self.now, self.at)
-        ]
+        return [f"{event['event']} {event['severity']}" for event in self.alarms.update(rows, self.now, self.at)]
 
     def looks(self, words: Iterable[str], **more: Any) -> list[tuple[int, str]]:
         """Events with the number of the look, from 1."""
