@@ -148,23 +148,25 @@ class Alarms:
             return [self._event(subject, FLAPPING, now, at)]
         hold_s = FLAP_CLEAR_S if subject.flapping else CLEAR_S
         if subject.quiet_since is not None and now - subject.quiet_since >= hold_s:
+            was = _SEVERITY[subject.raised]
             subject.raised, subject.quiet_since = subject.quiet_worst, None
             if subject.raised == WELL:
                 subject.levels.clear()
                 subject.levels.append(WELL)
-                event = self._event(subject, CLEARED, now, at)
+                event = self._event(subject, CLEARED, now, at, was)
                 subject.flapping = False
                 return [event]
-            return [self._event(subject, LOWERED, now, at)]
+            return [self._event(subject, LOWERED, now, at, was)]
         if now - subject.told_at >= REMIND_S[_SEVERITY[subject.raised]]:
             return [self._event(subject, REMINDER, now, at)]
         return []
 
-    def _event(self, subject: _Subject, kind: str, now: float, at: float) -> dict[str, Any]:
+    def _event(self, subject: _Subject, kind: str, now: float, at: float, was: str | None = None) -> dict[str, Any]:
         subject.told_at = now
         return {
             "event": kind,
             "severity": _SEVERITY[subject.raised],
+            "was": was,
             "flapping": subject.flapping,
             "since": subject.since,
             "at": at,
