@@ -26,7 +26,7 @@ BUILT_IN_GROUPS = ("all", "ungrouped")
 RACK_FACTS = (
     "rack_name", "rack_site", "rack_feed_limit_w", "rack_feed_margin_percent", "rack_feed_derating",
     "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus", "rack_active_gpus",
-    "rack_networks", "rack_uplink_note",
+    "rack_networks", "rack_uplink_note", "rack_outside_address", "rack_bmc_networks",
 )  # fmt: skip
 GPU_KEYS = ("model", "count", "power_max_w", "power_min_w", "power_cap_w", "idle_w", "link_width")
 # PCI Express link widths that a graphics card may train to (PCIe base specification).
@@ -206,6 +206,17 @@ def server_addresses(values: Any, name: str = "sources") -> list[str]:
             raise FilterError(f"{name}: {value} and {seen[key]} are one server; wanted each once")
         seen[key] = str(value)
     return [host_address(value) for value in values]
+
+
+def source_entries(values: Any, name: str = "sources") -> list[dict[str, Any]]:
+    """Servers as ``chrony_config`` takes them, of names, addresses or dictionaries; checked by ``server_addresses``."""
+    listed = list(values) if isinstance(values, (list, tuple)) else values
+    plain = [entry["address"] if isinstance(entry, Mapping) else entry for entry in listed] if listed else listed
+    bare = server_addresses(plain, name)
+    return [
+        {**entry, "address": address} if isinstance(entry, Mapping) else {"address": address}
+        for entry, address in zip(listed, bare, strict=True)
+    ]
 
 
 # --- the inventory -----------------------------------------------------------------------------------
@@ -412,24 +423,57 @@ def check_rack_facts(inventory: Inventory) -> None:
         _fact_number(inventory, host, "rack_host_base_w", 0, 100000)
         _fact_number(inventory, host, "rack_other_w", 0, 1000000)
         _check_gpus(inventory, host)
-        _check_networks(inventory, host)
+        _check_networks(inventory, host, "rack_networks")
+        _check_networks(inventory, host, "rack_bmc_networks")
+        _check_outside_address(inventory, host)
     _check_one_rack(inventory)
+    _check_outside_twins(inventory)
 
 
-def _check_networks(inventory: Inventory, host: str) -> None:
-    value = inventory.variables[host].get("rack_networks")
+def _check_networks(inventory: Inventory, host: str, name: str) -> None:
+    """Networks in CIDR form. A relay must have rack_networks; a site without BMCs has an empty rack_bmc_networks."""
+    value = inventory.variables[host].get(name)
     wanted = "a list of networks such as 10.1.0.0/24 or 2001:db8::/64"
+    needed = name == "rack_networks"
     if value is None:
-        if host in inventory.members("relays") and inventory.missing(host, "rack_networks"):
-            inventory.add(host, "rack_networks", "not set", wanted, "set it in group_vars of the site")
+        if needed and host in inventory.members("relays") and inventory.missing(host, name):
+            inventory.add(host, name, "not set", wanted, "set it in group_vars of the site")
         return
-    if not isinstance(value, (list, tuple)) or not value:
-        inventory.add(host, "rack_networks", shown(value), wanted)
+    if not isinstance(value, (list, tuple)) or (needed and not value):
+        inventory.add(host, name, shown(value), wanted)
         return
     for network in value:
         fault = network_fault(network)
         if fault:
-            inventory.add(host, "rack_networks", f"{shown(network)}: {fault}", wanted)
+            inventory.add(host, name, f"{shown(network)}: {fault}", wanted)
+
+
+def _check_outside_address(inventory: Inventory, host: str) -> None:
+    """The address under which the relays of other sites reach a relay. Nothing else has one: nodes are not reached."""
+    value = inventory.variables[host].get("rack_outside_address")
+    if value is None:
+        return
+    wanted = "a host name, an IPv4 or an IPv6 address"
+    fault = address_fault(value)
+    if fault:
+        inventory.add(host, "rack_outside_address", f"{shown(value)}: {fault}", wanted)
+    elif host not in inventory.members("relays"):
+        step = "remove it, or set it in host_vars of the relay"
+        inventory.add(host, "rack_outside_address", f"{shown(value)}, on a host that is no relay", "none", step)
+
+
+def _check_outside_twins(inventory: Inventory) -> None:
+    """One outside address is one relay: set for a whole site, it would have each relay compare itself with itself."""
+    owners: dict[str, str] = {}
+    for host in inventory.members("relays"):
+        value = inventory.variables[host].get("rack_outside_address")
+        if value is None or address_fault(value):
+            continue
+        first = owners.setdefault(normal_address(value), host)
+        if first != host:
+            for one, other in ((host, first), (first, host)):
+                found, step = f"{value} is also that of {other}", "set it in each relay's host_vars"
+                inventory.add(one, "rack_outside_address", found, "one for each relay", step)
 
 
 def _check_gpus(inventory: Inventory, host: str) -> None:
@@ -592,6 +636,9 @@ def check_servers(inventory: Inventory) -> None:
     for host in inventory.hosts:
         for name, rule in rules.items():
             value = inventory.variables[host].get(name)
+            if isinstance(value, (list, tuple)):
+                # An upstream may be a dictionary that says more of it.
+                value = [entry.get("address") if isinstance(entry, Mapping) else entry for entry in value]
             if value:
                 try:
                     rule(value, name)
@@ -742,6 +789,7 @@ class FilterModule:
             "inventory_errors": inventory_errors,
             "inventory_facts": inventory_facts,
             "server_addresses": server_addresses,
+            "source_entries": source_entries,
             "site_addresses": site_addresses,
             "preflight_findings": preflight_findings,
             "url_host": url_host,

@@ -23,6 +23,13 @@ RANGES: dict[str, tuple[float, float]] = {
     "package_mirror_port": (1, 65535),
     "time_sync_alarm_ms": (0.001, 3_600_000),
     "time_sync_warn_ms": (0.001, 3_600_000),
+    "time_sync_max_clock_error_ppm": (0.001, 500_000),
+    "time_sync_max_distance_s": (0.001, 16),
+    "time_sync_max_slew_ppm": (1, 100_000),  # above 100000 the kernel refuses (chrony.conf manual, maxslewrate)
+    "time_sync_min_operators": (1, 64),
+    "time_sync_orphan_distance_s": (0, 16),
+    "time_sync_site_skew_alarm_ms": (0.001, 3_600_000),
+    "time_sync_upstream_max_delay_s": (0.000_001, 16),
     "time_sync_wait_s": (0, 3600),
     # minpoll and maxpoll of chrony.conf(5), server directive.
     "time_sync_relay_maxpoll": (-7, 24),
@@ -62,7 +69,7 @@ def _options(spec: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _plain(option: Mapping[str, Any]) -> dict[str, Any]:
     """An option as modules declare it: without prose, and without a default, for only what is set is judged."""
-    kept = {key: option[key] for key in ("type", "elements", "choices", "required") if key in option}
+    kept = {key: option[key] for key in ("type", "elements", "choices", "required", "no_log") if key in option}
     if "options" in option:
         kept["options"] = {str(name): _plain(inner) for name, inner in option["options"].items()}
     return kept
@@ -75,9 +82,18 @@ def _errors_of(variables: Mapping[str, Any], options: Mapping[str, dict[str, Any
             continue
         outcome = ArgumentSpecValidator({name: {**option, "required": False}}).validate({name: value})
         if outcome.error_messages:
+            # A secret appears in no message, and neither do the validator's words on it, which quote it.
+            if _secret(option):
+                yield f"{name}: not of the form that its role's README gives (its value is secret). Next: correct it"
+                continue
             yield from (f"{name}: {value!r}: {text}. Next: correct it" for text in outcome.error_messages)
             continue
         yield from _out_of_range(name, outcome.validated_parameters[name])
+
+
+def _secret(option: Mapping[str, Any]) -> bool:
+    inner = option.get("options") or {}
+    return bool(option.get("no_log")) or any(_secret(entry) for entry in inner.values())
 
 
 def _out_of_range(name: str, value: Any) -> Iterator[str]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from running import ROOT
 
 REPORT = ROOT / "reports" / "demo" / "acceptance.json"
-NODES = ("gpu-a1", "gpu-a2")
-HOSTS = ("relay-a1", *NODES)
+RELAYS = ("relay-a1", "relay-a2", "relay-b1")
+NODES = ("gpu-a1", "gpu-a2", "gpu-b1")
+HOSTS = (*RELAYS, *NODES)
 RESULT_EVENTS = ("runner_on_ok", "runner_on_skipped", "runner_on_failed", "runner_on_unreachable")
 
 

@@ -163,6 +163,12 @@ def node(host: Any, request: pytest.FixtureRequest) -> Node:
 
 
 @pytest.fixture
+def rack_nodes(node: Node, request: pytest.FixtureRequest) -> dict[str, Node]:
+    """Every host of this run by name, all read before the first test: for what two hosts must agree on."""
+    return request.config.stash[NODES]
+
+
+@pytest.fixture
 def record(
     node: Node, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> Callable[[Iterable[Row]], None]:

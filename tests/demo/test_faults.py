@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from demo_rack import not_passed, report_rows
+from demo_rack import HOSTS, RELAYS, not_passed, report_rows
 
 from lab import faults, hosts
 
@@ -35,7 +35,7 @@ def whole_again(rack, play, built):
     yield
     faults.inject(rack, "heal", [])
     # A clock that followed a bend is slewed back at 500 ppm, which takes minutes: chronyd starts anew instead.
-    for host in ("relay-a1", "gpu-a1", "gpu-a2"):
+    for host in HOSTS:
         hosts.execute(rack, host, "systemctl", "restart", "chrony")
     run = play("site.yml")
     assert run.rc == 0, run.failures()
@@ -86,13 +86,13 @@ def test_the_link_row_has_lanes_and_the_slot(cards):
 def test_one_cards_fault_is_not_another_hosts(cards):
     bad = not_passed(cards)
     assert ("gpu-a2", "pcie.width") not in bad or ("gpu-a2", "gpu.count") in bad
-    assert not [entry for entry in bad if entry[0] == "relay-a1"]
+    assert not [entry for entry in bad if entry[0] in (*RELAYS, "gpu-b1")]
     assert not [entry for entry in bad if entry[1].startswith("time.")]
 
 
 @pytest.fixture(scope="module")
 def services(cards, rack, play):
-    """The relay's chronyd and squid stop; one node loses its proxy, the other a clean chrony.conf."""
+    """Site b loses its only chronyd, a relay of site a chronyd and squid, a node its proxy, another its chrony.conf."""
     faults.inject(rack, "heal", [])
     hosts.execute(rack, "gpu-a2", "sh", "-c", "rm -f /etc/apt/apt.conf.d/*steadyrack*")
     hosts.execute(rack, "gpu-a2", "chronyc", "add", "server", "10.213.0.14")
@@ -100,6 +100,8 @@ def services(cards, rack, play):
         rack, play,
         ("service", "relay-a1", "stop", "chrony"),
         ("service", "relay-a1", "stop", "squid"),
+        ("service", "relay-b1", "stop", "chrony"),
+        ("restart-unit", "gpu-b1", "chrony"),
         ("line", "gpu-a1", "/etc/chrony/chrony.conf", "server 10.213.0.13 iburst"),
         ("restart-unit", "gpu-a1", "chrony"),
     )  # fmt: skip
@@ -116,7 +118,7 @@ def services(cards, rack, play):
         ("gpu-a2", "package.relay_only"),
         ("gpu-a2", "time.sources"),
         ("gpu-a1", "time.config"),
-        ("gpu-a1", "time.synchronised"),
+        ("gpu-b1", "time.synchronised"),
     ],
 )
 def test_a_stopped_or_edited_service_is_seen(services, host, check):
@@ -127,9 +129,7 @@ def test_a_clock_that_all_upstreams_bend_is_an_offset_and_not_a_loss(services, r
     faults.inject(rack, "heal", [])
     run = play("site.yml")
     assert run.rc == 0, run.failures()
-    bends = [("clock", f"ntp{n}", "0.1") for n in (1, 2, 3, 4)]
-    for words in bends:
-        faults.inject(rack, words[0], list(words[1:]))
+    faults.inject(rack, "clock", ["all", "0.1"])
     hosts.execute(rack, "relay-a1", "systemctl", "restart", "chrony")
     hosts.execute(rack, "relay-a1", "chronyc", "waitsync", "30", "0", "0", "1", check=False)
     rows = broken(rack, play)

@@ -12,19 +12,12 @@ ACCEPTANCE_COMMANDS_A_NODE = 5
 
 
 @pytest.fixture(scope="module")
-def second(built, play, sh_session):
-    before = {host: sessions(sh_session, host) for host in HOSTS}
+def second(built, play, sh):
+    before = {host: sessions(sh, host) for host in HOSTS}
     REPORT.unlink(missing_ok=True)
     run = play("site.yml", verbosity=3)
-    run.sessions = {host: sessions(sh_session, host) - before[host] for host in HOSTS}
+    run.sessions = {host: sessions(sh, host) - before[host] for host in HOSTS}
     return run
-
-
-@pytest.fixture(scope="module")
-def sh_session(rack):
-    from lab import hosts
-
-    return lambda host, text: hosts.execute(rack, host, "sh", "-c", text)
 
 
 def sessions(sh, host) -> int:

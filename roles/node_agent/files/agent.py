@@ -34,6 +34,7 @@ from steadyrack import (
     pcie,
     time_checks,
     time_gate,
+    time_settle,
     time_watch,
     verdict,
 )
@@ -331,6 +332,14 @@ def do_time_watch(options: argparse.Namespace) -> int:
     return 0
 
 
+def do_time_settle(options: argparse.Namespace) -> int:
+    """`steadyrack time settle`."""
+    ended = time_settle.settle(options.root, say=lambda text: say("info", text))
+    if ended is not None:
+        say("notice", ended.why + ("; orphan mode: " + ended.local if ended.local else ""))
+    return 0
+
+
 # --- words -------------------------------------------------------------------------------------
 
 
@@ -404,6 +413,10 @@ def parser() -> Parser:
     watch.add_argument("--textfile", metavar="DIRECTORY",
                        help="of node_exporter's textfile collector (default: Debian's, else our own)")  # fmt: skip
     watch.set_defaults(do=do_time_watch)
+    settle = times.add_parser(
+        "settle", help="wait until the clock follows a source or a job runs, then let nobody step it"
+    )
+    settle.set_defaults(do=do_time_settle)
     return top
 
 

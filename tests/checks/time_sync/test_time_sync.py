@@ -6,6 +6,7 @@ Read from chronyd itself (`chronyc -c`, comma separated, the same from 4.0 to 4.
 from __future__ import annotations
 
 import csv
+import ipaddress
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ FREE_STRATUM = 10  # `local` and orphan mode announce this or more; so does whoe
 NEVER = "4294967295"
 STALE_S, STALE_POLLS = 600.0, 8.0  # 8 missed polls empty the reach register
 UPSTREAMS_ANSWERING = 3  # the fewest that can outvote one liar
+# Nobody has these (RFC 5737, RFC 3849): a relay that serves them serves the world.
+STRANGERS = ("192.0.2.1", "2001:db8:ffff:ffff::1")
 # A daemon that was just started is waited for on the node: some seconds until it follows a source, and two more until
 # its skew (ppm) is a measurement and no longer a million. One that has been up is not waited for at all.
 SETTLE_S, SETTLED_PPM = 20, 500
@@ -45,6 +48,7 @@ def reads(node: Node) -> dict[str, Any]:
             },
             "chronyc tracking": {"argv": [*chronyc, "tracking"]},
             "chronyc sources": {"argv": [*chronyc, "sources"]},
+            **{f"chronyc accheck {one}": {"argv": ["chronyc", "accheck", one]} for one in _probes(node)},
         },
         "units": [*UNITS, *OTHER_KEEPERS],
         "packages": ["chrony"],
@@ -82,6 +86,8 @@ class Source(NamedTuple):
     name: str
     poll: int  # log2 s
     reach: int  # one bit for each of the last 8 polls, printed in octal
+    offset_s: float = 0.0  # + = this clock is ahead of the source; 0 as long as nothing was received
+    margin_s: float = 0.0  # by how much that can be wrong
 
 
 def tracking_of(node: Node) -> Tracking:
@@ -105,7 +111,10 @@ def sources_of(node: Node) -> list[Source]:
     text = node.command("chronyc sources")
     try:
         rows = _table(text, 10, "sources") if text.strip() else []
-        return [Source(line[0], line[1], line[2], int(line[4]), int(line[5], 8)) for line in rows]
+        return [
+            Source(line[0], line[1], line[2], int(line[4]), int(line[5], 8), float(line[7]), float(line[9]))
+            for line in rows
+        ]
     except ValueError as error:
         raise UnreadableError(f"chronyc -c sources: {error}") from None
 
@@ -122,13 +131,55 @@ def is_relay(node: Node) -> bool:
     return "relays" in node.groups
 
 
-def wanted_sources(node: Node) -> dict[str, str]:
-    """The only sources that the daemon may have: a relay's upstreams, a node's site's relays. Canonical → as given."""
-    if is_relay(node):
-        names = node.setting("time_sync_upstreams")
-    else:
-        names = node.variables.get("time_sync_relays") or list(node.site_relays().values())
+def upstreams_of(node: Node) -> dict[str, str]:
+    """A relay's servers outside. Canonical → as given; an entry may say more than its address."""
+    entries = node.setting("time_sync_upstreams")
+    names = [entry["address"] if isinstance(entry, dict) else entry for entry in entries]
     return {canonical(name): str(name) for name in names}
+
+
+def other_sites_of(node: Node) -> dict[str, str]:
+    """Relays of other sites, which a relay looks at without following them: canonical address → site."""
+    if not is_relay(node) or not node.variables.get("rack_outside_address"):
+        return {}
+    return {
+        canonical(facts["rack_outside_address"]): str(facts.get("rack_site"))
+        for facts in node.peers.values()
+        if "relays" in facts.get("group_names", [])
+        and facts.get("rack_outside_address")
+        and facts.get("rack_site") != node.variables.get("rack_site")
+    }
+
+
+def wanted_sources(node: Node) -> dict[str, str]:
+    """The only sources that the daemon may have, canonical → as given: those that a relay or a node follows, the
+    relays beside a relay, and those of other sites."""
+    relays = node.site_relays()
+    if is_relay(node):
+        beside = [address for name, address in relays.items() if name != node.name]
+        return {
+            **upstreams_of(node),
+            **{canonical(address): address for address in beside},
+            **{address: address for address in other_sites_of(node)},
+        }
+    names = node.variables.get("time_sync_relays") or list(relays.values())
+    return {canonical(name): str(name) for name in names}
+
+
+def served_networks(node: Node) -> list[str]:
+    """The networks that a relay serves, as the inventory says."""
+    given = [*(node.variables.get("rack_networks") or []), *(node.variables.get("rack_bmc_networks") or [])]
+    return node.variables.get("time_sync_client_networks") or given
+
+
+def _probes(node: Node) -> dict[str, bool]:
+    """Addresses to ask a relay about, and whether it should serve each."""
+    if not is_relay(node):
+        return {}
+    networks = [ipaddress.ip_network(network) for network in served_networks(node)]
+    inside = {str(network[1] if network.num_addresses > 1 else network[0]): True for network in networks}
+    outside = [one for one in STRANGERS if not any(ipaddress.ip_address(one) in network for network in networks)]
+    return {**inside, **dict.fromkeys(outside, False)}
 
 
 def unit_of(node: Node) -> dict[str, str]:
@@ -231,7 +282,8 @@ def _configuration_row(node: Node) -> Row:
         if named not in (None, path):
             troubles.append(f"process {process['pid']} was started with -f {named}")
         # Process start times are counted in ticks of 10 ms and rounded through the uptime: a second is enough.
-        if file["mtime"] > process["started"] + 1:
+        # A relay takes over whom it serves while it runs; whether it did is asked of it (time.serving).
+        if file["mtime"] > process["started"] + 1 and not is_relay(node):
             troubles.append(
                 f"{path} was written {file['mtime'] - process['started']:.0f} s after process {process['pid']} started"
             )
@@ -260,6 +312,8 @@ def _foreign_directives(text: str) -> list[str]:
             name == "sourcedir" and words[1:2] != [SOURCE_DIRECTORY]
         ):
             troubles.append(f"it says `{line.strip()}`")
+        if name == "makestep" and words[2:3] and words[2].startswith("-"):
+            troubles.append(f"it says `{line.strip()}`: the clock may be stepped under running jobs")
     return troubles if ours else [*troubles, f"it does not read {SOURCE_DIRECTORY}"]
 
 
@@ -295,9 +349,11 @@ def test_the_clock_follows_a_source_outside_itself(node: Node, record: Record) -
         )
         return
     why = why_not_followed(tracking, sources, node.evidence["now"])
-    answering = sum(1 for source in sources if source.reach)
-    if why is None and is_relay(node) and answering < min(UPSTREAMS_ANSWERING, len(wanted_sources(node))):
-        why = f"only {answering} of {len(wanted_sources(node))} upstreams answer: one of them can lie unseen"
+    if why is None and is_relay(node):
+        upstreams = upstreams_of(node)
+        answering = sum(1 for source in sources if source.reach and canonical(source.name) in upstreams)
+        if answering < min(UPSTREAMS_ANSWERING, len(upstreams)):
+            why = f"only {answering} of {len(upstreams)} upstreams answer: one of them can lie unseen"
     followed = f"{tracking.source or tracking.refid}, stratum {tracking.stratum}"
     record(
         [
@@ -322,7 +378,8 @@ def test_the_sources_are_exactly_those_of_the_inventory(node: Node, record: Reco
     wanted = wanted_sources(node)
     servers = {canonical(source.name): source for source in sources_of(node) if source.mode != "#"}
     usable = any(source.reach and source.state in "*+" for source in servers.values())
-    found = [_source_row(source, name in wanted, usable) for name, source in servers.items()]
+    elsewhere = other_sites_of(node)
+    found = [_source_row(source, name in wanted, usable or name in elsewhere) for name, source in servers.items()]
     found += [
         row(
             "time.sources",
@@ -385,7 +442,8 @@ def _source_row(source: Source, wanted: bool, usable: bool) -> Row:
 @pytest.mark.check("time.offset")
 def test_the_clock_is_within_its_alarm(node: Node, record: Record) -> None:
     """|offset| + root dispersion + root delay / 2, the most by which the clock can be wrong."""
-    alarm_ms, warn_ms = float(node.setting("time_sync_alarm_ms")), node.setting_or("time_sync_warn_ms", None)
+    alarm_ms = float(node.setting("time_sync_alarm_ms"))
+    warn_ms = node.variables.get("time_sync_warn_ms") or round(alarm_ms / 3, 3)
     tracking = tracking_of(node)
     why = why_not_followed(tracking, sources_of(node), node.evidence["now"])
     fields: dict[str, Any] = {"expected": alarm_ms, "unit": "ms", "source": "chronyc tracking"}
@@ -410,3 +468,100 @@ def test_the_clock_is_within_its_alarm(node: Node, record: Record) -> None:
             )
         ]
     )
+
+
+@pytest.mark.check("time.serving")
+@pytest.mark.groups("relays")
+def test_a_relay_serves_its_networks_and_nobody_else(node: Node, record: Record) -> None:
+    """C35: asked of the running daemon, which `chronyc allow` changes without a trace in any file."""
+    found = []
+    for address, wanted in _probes(node).items():
+        said = node.section("commands")[f"chronyc accheck {address}"]["out"]
+        known = {"Access allowed": True, "Access denied": False}
+        served = next((value for text, value in known.items() if text in said), None)
+        word = {True: "served", False: "refused"}
+        fields = {"expected": word[wanted], "source": "chronyc accheck", "hint": "run the role time_sync"}
+        if served is None:
+            found.append(row("time.serving", address, UNKNOWN, reason=f"chronyc said {said.strip()!r}", **fields))
+            continue
+        found.append(judged("time.serving", address, served == wanted, measured=word[served],
+                            state=word[served], **fields))  # fmt: skip
+    record(found)
+
+
+class Reading(NamedTuple):
+    """A clock's distance from NTP time as its own daemon sees it, ms; `uncertain` either way."""
+
+    offset: float  # + = ahead
+    uncertain: float
+
+
+def reading_of(node: Node) -> Reading:
+    tracking = tracking_of(node)
+    why = why_not_followed(tracking, sources_of(node), node.evidence["now"])
+    if why is not None:
+        raise UnreadableError(f"the clock {why}")
+    uncertain_s = tracking.root_dispersion_s + tracking.root_delay_s / 2
+    return Reading(-tracking.behind_s * 1000, uncertain_s * 1000)
+
+
+@pytest.mark.check("time.skew")
+def test_the_clocks_of_a_site_agree(node: Node, rack_nodes: dict[str, Node], record: Record) -> None:
+    """The worst partner of this host among those of its site in this run, and for a relay every other site."""
+    found = _site_skew(node, [other for other in rack_nodes.values() if other is not node])
+    found += [_between_sites(node, address, site) for address, site in other_sites_of(node).items()]
+    record(found)
+
+
+def _site_skew(node: Node, others: list[Node]) -> list[Row]:
+    alarm_ms = float(node.setting("time_sync_alarm_ms"))
+    fields: dict[str, Any] = {"expected": alarm_ms, "unit": "ms", "source": "chronyc tracking of both"}
+    mine, pairs = reading_of(node), []
+    for other in others:
+        if other.variables.get("rack_site") != node.variables.get("rack_site"):
+            continue
+        try:
+            theirs = reading_of(other)
+        except UnreadableError:
+            continue  # that host's own finding
+        apart = abs(mine.offset - theirs.offset)
+        pairs.append((apart + mine.uncertain + theirs.uncertain, apart, other.name))
+    if not pairs:
+        reason = "no other host of this site with a readable clock is in this run"
+        return [row("time.skew", node.name, NOT_JUDGED, state="alone", reason=reason, **fields)]
+    bound, apart, name = max(pairs)
+    reason = f"{apart:.3f} ms apart, {bound - apart:.3f} ms uncertain"
+    good = bound <= alarm_ms
+    return [
+        judged(
+            "time.skew",
+            f"{node.name} and {name}",
+            good,
+            measured=round(bound, 3),
+            state="together" if good else "apart",
+            reason=reason,
+            hint="compare chronyc tracking on both; which of them is far from the others?",
+            **fields,
+        )
+    ]
+
+
+def _between_sites(node: Node, address: str, site: str) -> Row:
+    limit = float(node.setting("time_sync_site_skew_alarm_ms"))
+    subject = f"{node.variables.get('rack_site')} and {site}"
+    fields: dict[str, Any] = {"expected": limit, "unit": "ms", "source": "chronyc sources"}
+    hint = f"is UDP 123 to {address} open, and does that relay serve this one?"
+    source = next((one for one in sources_of(node) if canonical(one.name) == address), None)
+    if source is None or not source.reach:
+        return row(
+            "time.skew", subject, UNKNOWN, state="silent", reason=f"{address} does not answer", hint=hint, **fields
+        )
+    apart, uncertain = abs(source.offset_s) * 1000, source.margin_s * 1000
+    fields.update(measured=round(apart + uncertain, 3), reason=f"{apart:.3f} ms apart, {uncertain:.3f} ms uncertain")
+    if apart - uncertain > limit:
+        return row(
+            "time.skew", subject, FAIL, state="apart", hint="which site's upstreams lie? chronyc sources", **fields
+        )
+    if apart + uncertain > limit:
+        return row("time.skew", subject, UNKNOWN, state="uncertain", **fields)
+    return row("time.skew", subject, PASS, state="together", **fields)

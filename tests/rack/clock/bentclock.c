@@ -11,7 +11,10 @@
  * than a second off, and a lie of 50 ms arrives as 25 ms with a false delay of 50 ms.
  *
  * BENTCLOCK_FILE names a file with "offset_s rate_ppm since_s": the clock shows real + offset + rate * (real - since).
- * It is read once, at start: a bend restarts the daemon, so that no clock ever jumps under a running chronyd.
+ * BENTCLOCK_LEAP names one with the two leap bits of an NTP packet (RFC 5905: 1 insert, 2 delete, 3 not synchronised);
+ * they replace those of every answer that is sent. chronyd itself would announce a leap second only from a time zone
+ * database and only on its day.
+ * Both are read once, at start: a bend restarts the daemon, so that no clock ever jumps under a running chronyd.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,16 +26,28 @@
 #include <time.h>
 
 static double offset_s, rate_ppm, since_s;
+static int leap_bits = -1; /* -1: as chronyd sends them */
 static int (*real_clock_gettime)(clockid_t, struct timespec *);
 static ssize_t (*real_recvmsg)(int, struct msghdr *, int);
 static int (*real_recvmmsg)(int, struct mmsghdr *, unsigned int, int, struct timespec *);
+static ssize_t (*real_sendmsg)(int, const struct msghdr *, int);
+
+static FILE *named_by(const char *variable) {
+  const char *path = getenv(variable);
+  return path ? fopen(path, "re") : NULL;
+}
 
 __attribute__((constructor)) static void begin(void) {
-  const char *path = getenv("BENTCLOCK_FILE");
-  FILE *file = path ? fopen(path, "re") : NULL;
+  FILE *file = named_by("BENTCLOCK_LEAP");
   real_clock_gettime = dlsym(RTLD_NEXT, "clock_gettime");
   real_recvmsg = dlsym(RTLD_NEXT, "recvmsg");
   real_recvmmsg = dlsym(RTLD_NEXT, "recvmmsg");
+  real_sendmsg = dlsym(RTLD_NEXT, "sendmsg");
+  if (file) {
+    if (fscanf(file, "%d", &leap_bits) < 1 || leap_bits < 0 || leap_bits > 3) leap_bits = -1;
+    fclose(file);
+  }
+  file = named_by("BENTCLOCK_FILE");
   if (!file) return;
   if (fscanf(file, "%lf %lf %lf", &offset_s, &rate_ppm, &since_s) < 1) offset_s = 0.0;
   fclose(file);
@@ -113,4 +128,12 @@ int recvmmsg(int fd, struct mmsghdr *msgs, unsigned int count, int flags, struct
   int i, rc = real_recvmmsg(fd, msgs, count, flags, timeout);
   for (i = 0; i < rc; i++) bend_stamps(&msgs[i].msg_hdr);
   return rc;
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *msg, int flags) {
+  if (leap_bits >= 0 && msg->msg_iovlen > 0 && msg->msg_iov[0].iov_len >= 48) {
+    unsigned char *packet = msg->msg_iov[0].iov_base;
+    if ((packet[0] & 7) == 4) packet[0] = (packet[0] & 0x3f) | (leap_bits << 6); /* mode 4: a server's answer */
+  }
+  return real_sendmsg(fd, msg, flags);
 }

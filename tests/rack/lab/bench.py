@@ -34,6 +34,8 @@ ROWS: dict[str, list[str]] = {
     "acceptance": ["playbooks/acceptance.yml"],
 }
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+RELAYS = 2
+"""As recommended; a run's costs on a relay do not depend on their number, those of a node hardly."""
 INSTANCES_A_HOST = 5
 """inotify instances that one systemd container holds; above the limit the next one hangs while booting."""
 
@@ -66,7 +68,7 @@ def command(args: argparse.Namespace) -> int:
 
 
 def rack_of(nodes: int) -> Rack:
-    """A rack of `nodes` GPU hosts with a relay and an outside, on a subnet of its own."""
+    """A rack of `nodes` GPU hosts with two relays and an outside, on a subnet of its own."""
     data: dict = {
         "name": "steadyrack-bench",
         "networks": {"outside": {"subnet": "10.215.0.0/24"}, "rack-x": {"subnet": "10.215.1.0/24", "internal": True}},
@@ -76,9 +78,13 @@ def rack_of(nodes: int) -> Rack:
                 "networks": {"outside": "10.215.0.11"},
                 "upstream_clocks": {f"ntp{i}": f"10.215.0.1{i}" for i in range(1, 5)},
             },
-            "relay-x1": {"suite": "bookworm", "networks": {"outside": "10.215.0.21", "rack-x": "10.215.1.9"}},
         },
     }
+    for number in range(1, RELAYS + 1):
+        data["hosts"][f"relay-x{number}"] = {
+            "suite": "bookworm",
+            "networks": {"outside": f"10.215.0.2{number}", "rack-x": f"10.215.1.{20 + number}"},
+        }
     for number in range(1, nodes + 1):
         data["hosts"][f"gpu-x{number}"] = {
             "suite": "bookworm",
@@ -93,10 +99,11 @@ def inventory(rack: Rack) -> Path:
     folder = STATE / "bench" / "inventory"
     (folder / "group_vars" / "all").mkdir(parents=True, exist_ok=True)
     nodes = [h for h in rack.hosts.values() if h.gpu_profile]
+    relays = [h for h in rack.hosts.values() if not h.gpu_profile and not h.upstream_clocks]
     tree = {
-        "relays": {"hosts": {"relay-x1": {"ansible_host": rack.hosts["relay-x1"].ssh_address}}},
+        "relays": {"hosts": {h.name: {"ansible_host": h.ssh_address} for h in relays}},
         "gpu_nodes": {"hosts": {h.name: {"ansible_host": h.ssh_address} for h in nodes}},
-        "rack_x": {"hosts": dict.fromkeys(["relay-x1", *(h.name for h in nodes)])},
+        "rack_x": {"hosts": dict.fromkeys(h.name for h in (*relays, *nodes))},
     }
     gpus = [{"model": "NVIDIA A100 80GB PCIe", "count": 4, "power_max_w": 300, "power_min_w": 150, "link_width": 16}]
     variables = {
@@ -117,13 +124,14 @@ def inventory(rack: Rack) -> Path:
 
 def measure(nodes: int, rounds: int) -> list[dict]:
     limit = int(INOTIFY.read_text()) if INOTIFY.exists() else 128
-    if (nodes + 2) * INSTANCES_A_HOST > limit:
-        raise RackError(
-            f"{nodes} hosts need {(nodes + 2) * INSTANCES_A_HOST} inotify instances",
-            f"this machine allows {limit}",
-            f"sysctl -w fs.inotify.max_user_instances={(nodes + 2) * INSTANCES_A_HOST + 64}, or fewer nodes",
-        )
     rack = rack_of(nodes)
+    needed = len(rack.hosts) * INSTANCES_A_HOST
+    if needed > limit:
+        raise RackError(
+            f"{nodes} nodes with their relays need {needed} inotify instances",
+            f"this machine allows {limit}",
+            f"sysctl -w fs.inotify.max_user_instances={needed + 64}, or fewer nodes",
+        )
     hosts.down(rack, keep_state=True)
     hosts.up(rack)
     folder = inventory(rack)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from lab import hosts
-from lab.say import RackError, step
-from lab.topology import Rack, load
+from lab import faults_host, faults_time, hosts
+from lab.say import RackError, number, step
+from lab.topology import Host, Rack, load
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace) -> int:
     if args.list or not args.words:
         for name, fault in FAULTS.items():
-            print(f"./rack fault {f'{name} {fault.usage}'.strip():42} {fault.text}")
+            print(f"./rack fault {f'{name} {fault.usage}'.strip():50} {fault.text}")
         return 0
     inject(load(args.rack), args.words[0], args.words[1:])
     return 0
@@ -43,42 +43,6 @@ def inject(rack: Rack, name: str, words: list[str]) -> None:
         raise RackError(f"fault {name} takes: {fault.usage or 'no words'}", "given: " + (" ".join(words) or "none"))
     fault.inject(rack, words)
     step(f"fault {name} {' '.join(words)}: done")
-
-
-def number(text: str, what: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise RackError(f"{what} is a number", f"given: {text!r}") from None
-
-
-def _outside(rack: Rack, clock: str) -> str:
-    """The host that runs the upstream `clock`."""
-    for host in rack.hosts.values():
-        if clock in host.upstream_clocks:
-            return host.name
-    known = ", ".join(name for host in rack.hosts.values() for name in host.upstream_clocks)
-    raise RackError(f"no upstream is called {clock!r}", f"known: {known}")
-
-
-def _clock(rack: Rack, words: list[str]) -> None:
-    name, offset = words[0], words[1]
-    text = "silent" if offset == "silent" else f"{number(offset, 'an offset in seconds')}"
-    if len(words) > 2:
-        text += f" {number(words[2], 'a rate in ppm')} {time.time()}"
-    path = f"/var/lib/upstream-clocks/{name}"
-    hosts.execute(rack, _outside(rack, name), "sh", "-c", f"cat >{path}.new && mv {path}.new {path}", stdin=text + "\n")
-
-
-def _uplink(rack: Rack, words: list[str]) -> None:
-    """More specific routes than the uplink's: the relay can send nothing out, the rack side is not touched."""
-    relay, state = words
-    if state not in ("cut", "mend"):
-        raise RackError("an uplink is cut or mended", f"given: {state!r}")
-    outside = rack.networks["outside"].subnet
-    for half in (*outside.subnets(1), "0.0.0.0/1", "128.0.0.0/1"):
-        verb = ["replace", "unreachable"] if state == "cut" else ["del", "unreachable"]
-        hosts.execute(rack, relay, "ip", "route", *verb, str(half), check=state == "cut")
 
 
 def _cap(rack: Rack, words: list[str]) -> None:
@@ -132,13 +96,23 @@ def _restart_unit(rack: Rack, words: list[str]) -> None:
 
 def _heal(rack: Rack, _: list[str]) -> None:
     """Take every emulated fault back. What was done to files and services is site.yml's to repair."""
-    for host in rack.hosts.values():
-        if host.upstream_clocks:
-            hosts.execute(rack, host.name, "sh", "-c", "rm -f /var/lib/upstream-clocks/*")
-        if host.gpu_profile:
-            _emulator(rack, host.name, "clear-faults")
-        if "outside" in host.networks and len(host.networks) > 1:
-            _uplink(rack, [host.name, "mend"])
+    states = hosts.states(rack)
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for job in [pool.submit(_heal_host, rack, host, states[host.name]) for host in rack.hosts.values()]:
+            job.result()
+
+
+def _heal_host(rack: Rack, host: Host, state: str) -> None:
+    """One host: one command in it, or the power comes back first."""
+    if state == "exited":
+        hosts.start(rack, host.name)
+    faults_host.heal_network(rack, host)
+    if host.upstream_clocks:
+        faults_time.heal_outside(rack, host)
+    script = [faults_host.heal_host(rack, host), faults_time.heal_host(host)]
+    if host.gpu_profile:
+        script.append("nvml-emulator clear-faults")
+    hosts.execute(rack, host.name, "sh", "-c", "\n".join([*script, "true"]))
 
 
 def _emulator(rack: Rack, host: str, *words: str) -> None:
@@ -157,8 +131,31 @@ GPU_FAULTS = {
 }
 
 FAULTS = {
-    "clock": Fault("UPSTREAM SECONDS|silent [PPM]", "an upstream's clock lies, drifts, or says nothing", _clock),
-    "uplink": Fault("RELAY cut|mend", "the relay's way out", _uplink),
+    "clock": Fault(
+        "UPSTREAM|all SECONDS|silent [PPM]", "an upstream's clock lies, drifts, or says nothing", faults_time.clock
+    ),
+    "bend": Fault(
+        "RELAY SECONDS|none", "one relay sees all its upstreams shifted, the others do not", faults_time.bend
+    ),
+    "leap": Fault(
+        "UPSTREAM|all insert|delete|lost|smear|none",
+        "an upstream announces a leap second, or its loss of time, or smears",
+        faults_time.leap,
+    ),
+    "skew": Fault(
+        "HOST SECONDS|none", "a host's own clock is ahead of all others (chronyd restarts)", faults_time.skew
+    ),
+    "rogue": Fault("HOST ADDRESS", "somebody adds a server to the running chronyd", faults_time.rogue),
+    "daemon": Fault("HOST " + "|".join(faults_time.DAEMONS), "apt installs another time service", faults_time.daemon),
+    "relay": Fault("RELAY stop|start", "a relay loses its power, and gets it back", faults_host.relay),
+    "inside": Fault("RELAY cut|mend", "the relay's cable to its rack", faults_host.inside),
+    "uplink": Fault("RELAY cut|mend", "the relay's way out", faults_host.uplink),
+    "loss": Fault("HOST PERCENT|none", "packets that the host sends to its rack get lost", faults_host.loss),
+    "flush": Fault("HOST", "somebody flushes all rules of nftables", faults_host.flush),
+    "disk": Fault(
+        "HOST full|free", "no room for chrony's logs (a small disk in memory in their place)", faults_host.disk
+    ),
+    "webhook": Fault("ok|error|hang", "what the receiver outside does with alarms", faults_host.webhook),
     "cap": Fault("HOST GPU WATTS", "somebody sets another power cap", _cap),
     "gpu": Fault("HOST GPU " + "|".join(GPU_FAULTS), "a card fails", _gpu),
     "xid": Fault("HOST GPU CODE", "an Xid event, in NVML and in the journal", _xid),

@@ -108,6 +108,20 @@ def restart(rack: Rack, host: str) -> None:
     _wait_ssh(rack, rack.hosts[host])
 
 
+def start(rack: Rack, host: str) -> None:
+    """Switch a host on that is off; return when it answers."""
+    podman("start", rack.container(rack.host(host).name))
+    _wait_boot(rack, rack.hosts[host])
+    _wait_ssh(rack, rack.hosts[host])
+
+
+def states(rack: Rack) -> dict[str, str]:
+    """host -> what podman says of its container (running, exited ...), `absent` without one; one call for all."""
+    text = podman("ps", "-a", "--filter", f"label={LABEL}={rack.name}", "--format", "{{.Names}} {{.State}}")
+    found = dict(line.split(None, 1) for line in text.splitlines())
+    return {name: found.get(rack.container(name), "absent").split()[0] for name in rack.hosts}
+
+
 def shell(rack: Rack, host: str, words: list[str]) -> int:
     """A login shell on the host over SSH, or one command."""
     rack.host(host)

@@ -175,6 +175,9 @@ def _build_node(suite: str) -> None:
     with workdir() as folder:
         run(["cp", "-a", LAB / "image", folder / "tree"])
         run(["sh", LAB / "nvml" / "install.sh", folder / "tree", NVML])
+        library = folder / "tree" / "usr" / "lib" / "demo-rack" / "libbentclock.so"  # for `./rack fault skew`
+        library.parent.mkdir(parents=True)
+        shutil.copy2(NVML / library.name, library)
         _layer(
             node_name(suite),
             base_name(suite),
@@ -184,7 +187,7 @@ def _build_node(suite: str) -> None:
 
 
 def _build_outside(suite: str) -> None:
-    step("image: the world outside (four upstream time servers)")
+    step("image: the world outside (four upstream time servers, a webhook)")
     with workdir() as folder:
         run(["cp", "-a", LAB / "image", folder / "tree"])
         run(["cp", "-a", f"{LAB / 'outside'}/.", folder / "tree"])
@@ -193,9 +196,9 @@ def _build_outside(suite: str) -> None:
             outside_name(suite),
             base_name(suite),
             folder,
-            "apt-get -q update && apt-get install -qy --no-install-recommends chrony && apt-get clean"
+            "apt-get -q update && apt-get install -qy --no-install-recommends chrony nftables && apt-get clean"
             " && rm -rf /var/lib/apt/lists/* && systemctl mask chrony.service"
-            " && systemctl enable ssh.service steadyrack-demo-boot-id.service upstream-clocks.service",
+            " && systemctl enable ssh.service steadyrack-demo-boot-id.service upstream-clocks.service webhook.service",
         )
 
 

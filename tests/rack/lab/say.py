@@ -71,6 +71,14 @@ def run(
     return done
 
 
+def number(text: str, what: str) -> float:
+    """A word of the command line as a number, or the error that says what it should have been."""
+    try:
+        return float(text)
+    except ValueError:
+        raise RackError(f"{what} is a number", f"given: {text!r}") from None
+
+
 def die(error: RackError) -> int:
     """Print the error the way every command ends when it cannot go on."""
     print(f"rack: {error}", file=sys.stderr)

@@ -29,7 +29,7 @@ ALLOWED_SKIPS = (
     r"no second Python \(3\.12 or newer\) on this machine",
     r"only on a machine with an NVIDIA GPU",
 )
-SLOW = ("vm", "nvidia-smi", "bench")
+SLOW = ("time", "vm", "nvidia-smi", "bench")
 """Stages of --all only."""
 
 
@@ -248,6 +248,12 @@ def other(outcome: Outcome) -> None:
     _pytest(outcome, "other-demo", ["tests/demo/test_unchanged.py"], venv)
 
 
+def scenarios(outcome: Outcome) -> None:
+    """Time on the demo rack, minutes long: liars, leap seconds, relays that die, and how soon each is seen."""
+    hosts.up(load("demo"))
+    _pytest(outcome, "time", ["tests/time"])
+
+
 def vm(outcome: Outcome) -> None:
     """A real Debian kernel under QEMU: what containers cannot show."""
     _pytest(outcome, "vm", ["tests/vm"])
@@ -281,6 +287,7 @@ STAGES: dict[str, Callable[[Outcome], None]] = {
     "molecule": molecule,
     "demo": demo,
     "other": other,
+    "time": scenarios,
     "vm": vm,
     "nvidia-smi": nvidia_smi,
     "bench": bench,

@@ -292,6 +292,59 @@ def test_a_relay_needs_the_networks_it_serves(shelf: Shelf) -> None:
     assert "rack_networks: not set" in shelf.only("relay-a1")
 
 
+def test_a_site_without_bmcs_says_so_or_nothing(shelf: Shelf) -> None:
+    shelf.vars["relay-a1"]["rack_bmc_networks"] = []
+    assert not any(shelf.errors()["hosts"].values())
+    shelf.vars["relay-a1"]["rack_bmc_networks"] = ["10.9.0.0/24", "2001:db8:9::/64"]
+    assert not any(shelf.errors()["hosts"].values())
+
+
+@pytest.mark.parametrize(
+    ("value", "word"), [("10.9.0.0/24", "a list"), (["10.9.0.1/24"], "host bits"), (["0.0.0.0/0"], "whole world")]
+)
+def test_bmc_networks_are_networks(value: Any, word: str, shelf: Shelf) -> None:
+    shelf.vars["relay-a1"]["rack_bmc_networks"] = value
+    error = shelf.only("relay-a1")
+    assert "rack_bmc_networks" in error
+    assert word in error
+
+
+@pytest.mark.parametrize("address", ["198.51.100.7", "2001:db8::7", "relay-a1.example.com"])
+def test_a_relay_may_have_an_outside_address(address: str, shelf: Shelf) -> None:
+    shelf.vars["relay-a1"]["rack_outside_address"] = address
+    assert not any(shelf.errors()["hosts"].values())
+
+
+@pytest.mark.parametrize(
+    ("address", "word"),
+    [("198.51.100.700", "not an IPv4"), ("198.51.100.7:123", "port"), (7, "not a text"), ("relay..x", "made of")],
+)
+def test_an_outside_address_is_an_address(address: Any, word: str, shelf: Shelf) -> None:
+    shelf.vars["relay-a1"]["rack_outside_address"] = address
+    assert word in shelf.only("relay-a1")
+
+
+def test_a_node_has_no_outside_address(shelf: Shelf) -> None:
+    shelf.vars["gpu-a2"]["rack_outside_address"] = "198.51.100.7"
+    assert "on a host that is no relay" in shelf.only("gpu-a2")
+
+
+def test_two_relays_with_one_outside_address_are_both_named(shelf: Shelf) -> None:
+    shelf.groups["relays"].append("relay-a2")
+    for group in ("all", "site_north", "rack_a1"):
+        if "relay-a2" not in shelf.groups[group]:
+            shelf.groups[group].append("relay-a2")
+    shelf.vars["relay-a2"] = {**copy.deepcopy(RACK), "ansible_host": "10.1.0.9"}
+    shelf.vars["relay-a1"]["rack_outside_address"] = "2001:db8::7"
+    shelf.vars["relay-a2"]["rack_outside_address"] = "2001:DB8:0::7"
+    (first,), (second,) = shelf.of("relay-a1"), shelf.of("relay-a2")
+    assert "also that of relay-a2" in first
+    assert "also that of relay-a1" in second
+    assert "host_vars" in first
+    shelf.vars["relay-a2"]["rack_outside_address"] = "2001:db8::8"
+    assert not any(shelf.errors()["hosts"].values())
+
+
 @pytest.mark.parametrize("name", ["机架 7", "Zürich/Keller", "ä", "rack 🗄", 'o\'brien "x" {{ y }}'])
 def test_any_unicode_in_rack_and_site_names_c88(name: str, shelf: Shelf) -> None:
     """C88."""

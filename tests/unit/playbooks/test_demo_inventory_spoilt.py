@@ -11,6 +11,7 @@ import yaml
 from running import run_playbook
 
 ROOT = Path(__file__).resolve().parents[3]
+EVERYBODY = {"relay-a1", "relay-a2", "relay-b1", "gpu-a1", "gpu-a2", "gpu-b1"}
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def preflight(folder: Path, *words: str, playbook: str = "playbooks/preflight.ym
 def test_the_demo_fits_and_says_by_how_much(demo):
     rc, failed, passed = preflight(demo)
     assert (rc, failed) == (0, {})
-    assert passed == {"relay-a1", "gpu-a1", "gpu-a2"}
+    assert passed == EVERYBODY
 
 
 def test_the_example_inventory_passes(tmp_path):
@@ -73,28 +74,29 @@ def test_a_third_node_is_refused_with_the_watts_also_under_limit(demo, words):
 
 
 def test_site_yml_stops_there_before_anything_is_touched(demo):
+    """Of the site whose rack is over its budget; the other site would go on, and be connected to."""
     edit(demo, add_node)
-    rc, failed, _ = preflight(demo, "--skip-tags", "acceptance", playbook="site.yml")
+    rc, failed, _ = preflight(demo, "--skip-tags", "acceptance", "--limit", "site_a", playbook="site.yml")
     assert rc != 0
-    assert set(failed) == {"relay-a1", "gpu-a1", "gpu-a2", "gpu-a3"}
+    assert set(failed) == {"relay-a1", "relay-a2", "gpu-a1", "gpu-a2", "gpu-a3"}
 
 
 def test_a_rack_over_budget_does_not_stop_the_other_rack(demo):
     def second_rack(tree):
         children = tree["all"]["children"]
         for number in (1, 2, 3):
-            children["gpu_nodes"]["hosts"][f"gpu-b{number}"] = {"ansible_host": f"10.213.1.5{number}"}
-        hosts = dict.fromkeys(f"gpu-b{number}" for number in (1, 2, 3))
-        children["site_a"]["children"]["rack_b1"] = {"hosts": hosts}
+            children["gpu_nodes"]["hosts"][f"gpu-c{number}"] = {"ansible_host": f"10.213.1.5{number}"}
+        hosts = dict.fromkeys(f"gpu-c{number}" for number in (1, 2, 3))
+        children["site_a"]["children"]["rack_c1"] = {"hosts": hosts}
 
     edit(demo, second_rack)
     rack = yaml.safe_load((demo / "group_vars/rack_a1/rack.yml").read_text())
-    (demo / "group_vars/rack_b1").mkdir()
-    (demo / "group_vars/rack_b1/rack.yml").write_text(yaml.safe_dump({**rack, "rack_name": "demo-b1"}))
+    (demo / "group_vars/rack_c1").mkdir()
+    (demo / "group_vars/rack_c1/rack.yml").write_text(yaml.safe_dump({**rack, "rack_name": "demo-c1"}))
     rc, failed, passed = preflight(demo)
     assert rc != 0
-    assert set(failed) == {"gpu-b1", "gpu-b2", "gpu-b3"}
-    assert {"gpu-a1", "gpu-a2", "relay-a1"} <= passed
+    assert set(failed) == {"gpu-c1", "gpu-c2", "gpu-c3"}
+    assert passed >= EVERYBODY
 
 
 def unknown_group(tree):
@@ -107,7 +109,23 @@ def same_address(tree):
 
 def no_relay(tree):
     del tree["all"]["children"]["relays"]
-    del tree["all"]["children"]["site_a"]["children"]["rack_a1"]["hosts"]["relay-a1"]
+    for site, rack in (("site_a", "rack_a1"), ("site_b", "rack_b1")):
+        hosts = tree["all"]["children"][site]["children"][rack]["hosts"]
+        for name in [name for name in hosts if name.startswith("relay-")]:
+            del hosts[name]
+
+
+def no_relay_at_one_site(tree):
+    del tree["all"]["children"]["relays"]["hosts"]["relay-b1"]
+    del tree["all"]["children"]["site_b"]["children"]["rack_b1"]["hosts"]["relay-b1"]
+
+
+def one_outside_address_for_a_pair(tree):
+    tree["all"]["children"]["relays"]["hosts"]["relay-a2"]["rack_outside_address"] = "10.213.0.21"
+
+
+def outside_address_of_a_node(tree):
+    of_node(tree)["rack_outside_address"] = "10.213.0.99"
 
 
 def bad_address(tree):
@@ -198,6 +216,9 @@ def misspelt_fact(tree):
         (unknown_group, ["gpu_node", "gpu_nodes"]),
         (same_address, ["10.213.1.31", "gpu-a1", "gpu-a2"]),
         (no_relay, ["relay"]),
+        (no_relay_at_one_site, ["gpu-b1", "site-b", "no relay"]),
+        (one_outside_address_for_a_pair, ["rack_outside_address", "also that of relay-a1", "also that of relay-a2"]),
+        (outside_address_of_a_node, ["gpu-a2", "rack_outside_address", "no relay"]),
         (bad_address, ["10.213.1.999"]),
         (unicode_address, ["knöten-2"]),
         (bad_name, ["gpu_a!2"]),

@@ -47,7 +47,7 @@ def test_racks_do_not_overlap():
 
 def test_nodes_have_no_network_but_the_internal_one():
     rack = load("demo")
-    for name in ("gpu-a1", "gpu-a2"):
+    for name in ("gpu-a1", "gpu-a2", "gpu-b1"):
         assert [rack.networks[n].internal for n in rack.hosts[name].networks] == [True]
 
 

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asks whom for the time: a relay's upstreams as votes, the relays of a site, and what cannot be right.
+
+Votes count by operator: two servers of one operator fail together and lie together. The operator is what the entry
+says, else the registered domain of the name; a bare address is an operator of its own, unless it is a known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeGuard
+
+from ansible.errors import AnsibleFilterError as FilterError
+
+ENTRY_KEYS = ("address", "operator", "nts", "offset_s")
+# Suffixes below which a name is registered, of two labels (publicsuffix.org, those that public time servers use).
+TWO_LABEL_SUFFIXES = (
+    "ac.cn", "com.cn", "edu.cn", "gov.cn", "net.cn", "org.cn", "ac.jp", "ad.jp", "co.jp", "go.jp", "ac.uk", "co.uk",
+    "gov.uk", "org.uk", "com.au", "edu.au", "gov.au", "net.au", "org.au", "com.sg", "edu.sg", "gov.sg", "com.tw",
+    "edu.tw", "org.tw", "com.hk", "edu.hk", "ac.kr", "co.kr", "re.kr", "com.br", "co.in", "ac.in",
+)  # fmt: skip
+# Domains of one operator under several names.
+OPERATOR_DOMAINS = {
+    "alibaba": ("aliyun.com", "aliyuncs.com", "alibabacloud.com", "alidns.com"),
+    "amazon": ("amazonaws.com", "aws.com"),
+    "google": ("google.com", "goog"),
+    "tencent": ("tencent.com", "tencentyun.com", "qcloud.com"),
+}
+SAME_OPERATOR = {domain: operator for operator, domains in OPERATOR_DOMAINS.items() for domain in domains}
+# Addresses that people copy from reports (mission T3); by address nobody sees whose they are.
+KNOWN_ADDRESSES = {"203.107.6.88": "alibaba", "120.25.115.20": "alibaba", "202.120.2.101": "sjtu.edu.cn"}
+# Three operators outvote one liar, four still do when one more is silent (chrony FAQ).
+LEAST_OPERATORS = 4
+UNEVALUATED = "(cannot be evaluated: "
+
+
+def canonical(name: Any) -> str:
+    """One spelling of a name or an address."""
+    bare = str(name).strip().strip("[]").rstrip(".").lower()
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return bare
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def operator_of(address: str) -> str:
+    """Who is taken to run a server, from its name alone."""
+    name = canonical(address)
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        labels = name.split(".")
+        if name.endswith(".pool.ntp.org"):
+            return name  # each of its names stands for servers of many operators
+        count = 3 if ".".join(labels[-2:]) in TWO_LABEL_SUFFIXES else 2
+        domain = ".".join(labels[-count:])
+        return SAME_OPERATOR.get(domain, domain)
+    return KNOWN_ADDRESSES.get(name, name)
+
+
+def time_upstreams(
+    values: Any, own: Any = (), least: Any = LEAST_OPERATORS, name: str = "time_sync_upstreams"
+) -> list[dict[str, Any]]:
+    """Entries (names, addresses, or dictionaries of address, operator, nts, offset_s) as ``chrony_config`` takes them.
+
+    ``own``: addresses of the relays of this inventory, which are no upstreams. Everything that makes the vote less
+    than it seems is refused: an operator with two votes, a loop, fewer operators than ``least``.
+    """
+    if not isinstance(values, (list, tuple)) or not values:
+        raise FilterError(f"{name} is {values!r}; wanted a list of time servers outside. Next: name at least {least}")
+    entries = [_entry(value, f"{name}[{place}]") for place, value in enumerate(values)]
+    _refuse_repeated(entries, name)
+    relays = {canonical(address): str(address) for address in own or []}
+    loops = [entry["address"] for entry in entries if canonical(entry["address"]) in relays]
+    if loops:
+        raise FilterError(
+            f"{name}: {', '.join(loops)}: a relay of this inventory; wanted servers outside. Next: remove it, relays "
+            "of a site ask each other by themselves"
+        )
+    if len(entries) < int(least):
+        raise FilterError(
+            f"{name}: {len(entries)} operators; wanted at least {least}: three outvote one that lies, four still do "
+            "when one is silent. Next: add servers of other operators, or lower time_sync_min_operators knowingly"
+        )
+    return entries
+
+
+def _refuse_repeated(entries: list[dict[str, Any]], name: str) -> None:
+    servers: dict[str, str] = {}
+    operators: dict[str, str] = {}
+    for entry in entries:
+        address, operator = entry["address"], entry["operator"]
+        if canonical(address) in servers:
+            raise FilterError(f"{name}: {address} and {servers[canonical(address)]} are one server; wanted each once")
+        if operator in operators:
+            raise FilterError(
+                f"{name}: {operators[operator]} and {address} are both run by {operator}: one vote; wanted different "
+                "operators. Next: keep one of them, or say who runs each (operator)"
+            )
+        servers[canonical(address)] = operators[operator] = address
+
+
+def _entry(value: Any, where: str) -> dict[str, Any]:
+    given = dict(value) if isinstance(value, Mapping) else {"address": value}
+    for key in map(str, given):
+        if key not in ENTRY_KEYS:
+            close = difflib.get_close_matches(key, ENTRY_KEYS, n=1)
+            guess = f" (did you mean {close[0]}?)" if close else ""
+            raise FilterError(f"{where}.{key}: unknown{guess}; wanted {', '.join(ENTRY_KEYS)}")
+    address, offset = given.get("address"), given.get("offset_s", 0.0)
+    if not isinstance(address, str) or not address.strip():
+        raise FilterError(f"{where}.address: {address!r}; wanted a name or an address")
+    if isinstance(offset, bool) or not isinstance(offset, (int, float)) or not -1 <= offset <= 1:
+        raise FilterError(f"{where}.offset_s: {offset!r}; wanted seconds, at most 1 either way")
+    if not isinstance(given.get("nts", False), bool):
+        raise FilterError(f"{where}.nts: {given['nts']!r}; wanted true or false")
+    operator = str(given.get("operator") or operator_of(address)).strip().lower()
+    return {"address": str(address).strip(), "operator": operator, "nts": given.get("nts", False), "offset_s": offset}
+
+
+# --- the inventory's relays --------------------------------------------------------------------------
+
+
+def relay_addresses(hostvars: Any, relays: Any) -> list[str]:
+    """Every address by which a relay of this inventory is known: name, ansible_host, rack_outside_address."""
+    found: list[str] = []
+    for host in relays or []:
+        variables = hostvars[host]
+        found += [str(host), *(str(variables[key]) for key in ("ansible_host", "rack_outside_address")
+                               if variables.get(key))]  # fmt: skip
+    return list(dict.fromkeys(found))
+
+
+def site_peers(hostvars: Any, relays: Any, host: Any) -> list[str]:
+    """Addresses of the other relays of ``host``'s site."""
+    site = hostvars[host].get("rack_site")
+    return [
+        str(hostvars[other].get("ansible_host") or other)
+        for other in relays or []
+        if other != host and hostvars[other].get("rack_site") == site
+    ]
+
+
+def other_sites(hostvars: Any, relays: Any, host: Any) -> dict[str, str]:
+    """Outside address -> site, of the relays of other sites; empty for a relay that has no such address itself."""
+    site = hostvars[host].get("rack_site")
+    if not hostvars[host].get("rack_outside_address"):
+        return {}
+    return {
+        str(hostvars[other]["rack_outside_address"]): str(hostvars[other].get("rack_site"))
+        for other in relays or []
+        if hostvars[other].get("rack_site") != site and hostvars[other].get("rack_outside_address")
+    }
+
+
+def as_networks(addresses: Any) -> list[str]:
+    """Addresses as networks of one host; names are left out (an allow line needs an address)."""
+    networks = []
+    for address in addresses or []:
+        try:
+            networks.append(str(ipaddress.ip_network(canonical(address))))
+        except ValueError:
+            continue
+    return networks
+
+
+def time_errors(errors: Any, facts: Any, groups: Any) -> dict[str, Any]:
+    """``errors`` of ``inventory_errors`` with what is wrong with who asks whom, added to the host it concerns.
+
+    ``facts``: host -> variables (``inventory_facts``). Only what the inventory says is looked at, before any host is
+    contacted: the role applies the same rules to what it is given.
+    """
+    relays = [host for host in groups.get("relays", []) if host in facts]
+    hosts = {
+        host: [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, groups))]
+        for host, lines in errors["hosts"].items()
+    }
+    return {**errors, "hosts": hosts}
+
+
+def _host_errors(host: str, facts: Any, relays: list[str], groups: Any) -> Iterable[str]:
+    variables = {name: value for name, value in facts.get(host, {}).items() if not str(value).startswith(UNEVALUATED)}
+    alarm, warn = variables.get("time_sync_alarm_ms"), variables.get("time_sync_warn_ms")
+    if _number(alarm) and _number(warn) and warn > alarm:
+        yield f"time_sync_warn_ms: {warn}, above time_sync_alarm_ms ({alarm}). Next: correct one of the two"
+    if host in relays and variables.get("time_sync_upstreams") is not None:
+        least = variables.get("time_sync_min_operators")
+        try:
+            entries = time_upstreams(
+                variables["time_sync_upstreams"],
+                relay_addresses(facts, relays),
+                least if _number(least) else LEAST_OPERATORS,
+            )
+            mixed = {entry["nts"] for entry in entries}
+            if len(mixed) > 1:
+                yield "time_sync_upstreams: nts on some and not on others; wanted all or none. Next: correct it"
+        except FilterError as error:
+            yield str(error)
+    given = variables.get("time_sync_relays")
+    if host in groups.get("gpu_nodes", []) and isinstance(given, (list, tuple)):
+        own = {canonical(host), canonical(variables.get("ansible_host") or host)}
+        itself = [str(name) for name in given if canonical(name) in own]
+        if itself:
+            yield f"time_sync_relays: {', '.join(itself)} is this node itself; wanted its relays. Next: remove it"
+
+
+def _number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+class FilterModule:
+    """Ansible's entry."""
+
+    def filters(self) -> dict[str, Any]:
+        return {
+            "as_networks": as_networks,
+            "other_sites": other_sites,
+            "relay_addresses": relay_addresses,
+            "site_peers": site_peers,
+            "time_errors": time_errors,
+            "time_upstreams": time_upstreams,
+        }
