@@ -22,7 +22,8 @@ VERSION = 1
 
 # Bad looks that raise, among the latest 2n - 1: one bad look may be a burst of load. A silent source has missed
 # eight polls already, a leak was counted by the kernel: one look is enough.
-RAISE_LOOKS = {"time.offset": 2, "time.synchronised": 3, "time.skew": 3, "time.egress": 1}
+# After a restart of chronyd some seconds pass until every source has answered: three looks.
+RAISE_LOOKS = {"time.offset": 2, "time.synchronised": 3, "time.sources": 3, "time.skew": 3, "time.egress": 1}
 RAISE_STATES = {"unreachable": 1}
 RAISE_DEFAULT = 2
 # How long a reading may be missing before that alone is worth a word, seconds.

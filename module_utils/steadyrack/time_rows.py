@@ -179,7 +179,10 @@ def source_rows(
     wanted = {canonical(name): name for name in expected}
     peers = {canonical(name): name for name in neighbours.peers}
     others = {canonical(name): name for name in neighbours.other_sites}
-    operators = {canonical(name): who for name, who in neighbours.operators.items()}
+    # Where nobody named the operator, the role writes the source itself.
+    operators = {
+        canonical(name): who for name, who in neighbours.operators.items() if canonical(who) != canonical(name)
+    }
     servers = [source for source in clock.sources if source.mode != "refclock"]
     found = {canonical(source.name) for source in servers}
     upstreams = [source for source in servers if canonical(source.name) in wanted]
@@ -209,11 +212,11 @@ def _source_row(source: Source, usable: bool, operator: str | None) -> dict[str,
         "expected": "configured",
         "measured": source.state,
         "source": "chronyc sources",
-        "state": source.state if source.reachable else "unreachable",
+        "state": source.state if source.reachable else _silence(source)[0],
     }
     if source.reachable and source.state not in ("falseticker", "unusable"):
         return verdict.check_row("time.sources", source.name, verdict.PASS, **row)
-    reason = f"{source.state}: outvoted or not usable" if source.reachable else "does not answer: 8 polls in a row"
+    reason = f"{source.state}: outvoted or not usable" if source.reachable else _silence(source)[1]
     if operator:
         reason += f" (operator: {operator})"
     if usable:
@@ -226,10 +229,17 @@ def _source_row(source: Source, usable: bool, operator: str | None) -> dict[str,
     )  # fmt: skip
 
 
+def _silence(source: Source) -> tuple[str, str]:
+    """State and words of a source whose reach is 0: after a start of chronyd that is no silence yet."""
+    if source.last_rx_s is None:
+        return "unheard", "has not answered since chronyd started"
+    return "unreachable", "does not answer: 8 polls in a row"
+
+
 def _foreign_row(source: Source) -> dict[str, Any]:
     return verdict.check_row(
         "time.sources", source.name, verdict.FAIL, expected="absent", measured=source.state,
-        state=source.state if source.reachable else "unreachable", source="chronyc sources",
+        state=source.state if source.reachable else _silence(source)[0], source="chronyc sources",
         reason="a source that is not configured",
         hint="run the role time_sync; look for `chronyc add`, DHCP hooks, other *.sources files",
     )  # fmt: skip
@@ -238,10 +248,10 @@ def _foreign_row(source: Source) -> dict[str, Any]:
 def _peer_row(source: Source) -> dict[str, Any]:
     """The site's other relay. `unusable` is well when it answers: it may follow this relay, or nobody yet."""
     if not source.reachable or source.state == "falseticker":
-        reason = "the site's other relay " + ("disagrees" if source.reachable else "does not answer: 8 polls in a row")
+        reason = "the site's other relay " + ("disagrees" if source.reachable else _silence(source)[1])
         return verdict.check_row(
             "time.sources", source.name, verdict.PASS, severity=verdict.WARNING, expected="peer", measured=source.state,
-            state=source.state if source.reachable else "unreachable", source="chronyc sources", reason=reason,
+            state=source.state if source.reachable else _silence(source)[0], source="chronyc sources", reason=reason,
             hint="look at that relay: steadyrack check",
         )  # fmt: skip
     return _passive_row(source, source.state, None)

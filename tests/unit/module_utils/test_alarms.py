@@ -72,6 +72,12 @@ def test_a_source_that_missed_eight_polls_is_named_at_the_first_look() -> None:
     assert Bench().looks(["warn"], check="time.sources", state="unreachable") == [(1, "raised warning")]
 
 
+def test_a_source_that_answers_soon_after_a_restart_of_chronyd_does_not_ring() -> None:
+    bench = Bench()
+    assert bench.looks(["bad"] * 2 + ["good"] * 5, check="time.sources", state="unheard") == []
+    assert bench.looks(["bad"] * 3, check="time.sources", state="unheard") == [(3, "raised critical")]
+
+
 def test_it_ends_after_a_quiet_minute_and_not_before() -> None:
     bench = Bench()
     bench.looks(["bad"] * 3)
@@ -143,7 +149,7 @@ def test_it_reminds_at_long_intervals() -> None:
 
 def test_a_subject_that_is_gone_ends_when_its_check_tells_anything() -> None:
     bench = Bench()
-    for _ in range(3):
+    for _ in range(4):
         bench.look(row("bad", "time.sources", "ntp4"), row("good", "time.sources", "ntp1"))
     # The daemon is down: one row of the host, which tells nothing of ntp4.
     assert [bench.look(row("unknown", "time.sources", "gpu-a1")) for _ in range(20)] == [[]] * 20

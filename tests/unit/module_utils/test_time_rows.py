@@ -209,7 +209,10 @@ def test_without_a_wish_sources_are_not_judged() -> None:
 
 UPSTREAMS = ["ntp1", "ntp2", "ntp3", "ntp4"]
 ABOUT = time_rows.Neighbours(
-    peers=["10.0.0.22"], other_sites={"10.9.0.41": "site-b"}, operators={"ntp4": "Operator Four"}, min_upstreams=3
+    peers=["10.0.0.22"],
+    other_sites={"10.9.0.41": "site-b"},
+    operators={"ntp3": "ntp3", "ntp4": "Operator Four"},
+    min_upstreams=3,
 )
 
 
@@ -235,6 +238,16 @@ def test_the_liar_or_silent_upstream_is_named_with_its_operator(state: str, reac
     row = relay(*ALL[:3], ("ntp4", state, reach))["ntp4"]
     assert (row["verdict"], row["severity"], row["state"]) == ("pass", "warning", word)
     assert "Operator Four" in row["reason"]
+
+
+def test_a_source_that_has_not_been_heard_yet_is_not_said_to_have_missed_eight_polls() -> None:
+    listed = parse_sources("^,?,ntp1,0,6,0,4294967295,0.0,0.0,0.0")
+    row = time_rows.source_rows(Clock(tracking(), listed), "relay-a1", ["ntp1"])[0]
+    assert (row["state"], "8 polls" in row["reason"]) == ("unheard", False)
+
+
+def test_an_operator_that_is_the_source_itself_is_not_repeated() -> None:
+    assert "operator" not in relay(*ALL[:2], ("ntp3", "x", "377"), ALL[3])["ntp3"]["reason"]
 
 
 @pytest.mark.parametrize(
