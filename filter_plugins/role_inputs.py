@@ -16,6 +16,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 RANGES: dict[str, tuple[float, float]] = {
     "gpu_policy_gpu_count": (0, 64),
     "node_agent_boot_wait_s": (0, 3600),  # as `steadyrack gpu apply --wait` takes it
+    "node_agent_time_interval_s": (1, 3600),  # as `steadyrack time watch --interval` takes it
     "node_agent_verify_interval_s": (30, 86400),
     "package_mirror_cache_mb": (1, 100_000_000),
     "package_mirror_cache_object_mb": (1, 1_000_000),

@@ -505,6 +505,19 @@ CASES = [
         "changed on disk",
     ),
     Case(
+        "watch-stopped",
+        "relay-a1",
+        unit("steadyrack-time-watch.service", ActiveState="failed", SubState="failed", Result="watchdog"),
+        {"agent.units": "fail"},
+        "watchdog",
+    ),
+    Case(
+        "watch-looks-at-something-else",
+        "gpu-a1",
+        unit("steadyrack-time-watch.service", ExecStart="{ path=/bin/sleep ; argv[]=/bin/sleep infinity ; }"),
+        {"agent.units": "fail"},
+    ),
+    Case(
         "systemd-does-not-answer",
         "gpu-a1",
         lambda e: e.update(units={name: {"error": "systemctl show: no answer within 10 s"} for name in e["units"]}),
@@ -838,6 +851,8 @@ def test_groups_decide_which_checks_a_host_gets(outcome: Outcome) -> None:
     assert GROUPS["relay-a1"] == "relays"
     ids = {row["id"] for row in outcome.rows("relay-a1")}
     assert ids == {
+        "agent.files",
+        "agent.units",
         "package.relay_only",
         "time.config",
         "time.daemon",

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import destinations
 import jinja2
 import pytest
 import rack_inventory
@@ -23,7 +24,7 @@ def render(role: str, template: str, **inputs: Any) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(rack_inventory.FilterModule().filters())
+    environment.filters.update({**rack_inventory.FilterModule().filters(), **destinations.FilterModule().filters()})
     values = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text())
     values.update(inputs)
     if role == "time_sync":
@@ -127,10 +128,10 @@ def test_the_proxy_denies_all_but_the_rack_in_this_order() -> None:
     assert [line for line in lines if line.startswith(("acl rack", "http_access"))] == [
         "acl rack src 10.1.0.0/24",
         "acl rack src 2001:db8:1::/64",
-        "http_access deny !allowed_ports",
-        "http_access deny tunnel !tunnel_ports",
         "http_access deny manager",
         "http_access deny to_localhost",
+        "http_access deny !allowed_ports",
+        "http_access deny tunnel !tunnel_ports",
         "http_access allow rack",
         "http_access allow localhost",
         "http_access deny all",
@@ -145,6 +146,35 @@ def test_named_mirrors_are_the_only_ones() -> None:
     lines = directives(text)
     assert "acl allowed_hosts dstdomain -n mirror.example .x.org" in lines
     assert lines.index("http_access deny !allowed_hosts") < lines.index("http_access allow rack")
+
+
+def test_a_single_destination_is_let_through_for_the_rack_on_its_port_alone() -> None:
+    text = render(
+        "package_mirror", "squid.conf.j2", **SERVER, package_mirror_allowed_hosts=["mirror.example"],
+        package_mirror_allowed_destinations=["hooks.example.org:8443", "10.213.0.11:8080", "[2001:db8::1]:443"],
+    )  # fmt: skip
+    lines = directives(text)
+    assert {"acl host1 dstdomain -n hooks.example.org", "acl port1 port 8443"} <= set(lines)
+    assert {"acl host2 dst 10.213.0.11", "acl host3 dst 2001:db8::1"} <= set(lines)
+    allowed = lines.index("http_access allow rack host1 port1")
+    assert lines.index("http_access deny to_localhost") < allowed < lines.index("http_access deny !allowed_ports")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hooks.example.org",
+        "hooks.example.org:0",
+        "hooks.example.org:70000",
+        ":443",
+        "a b:443",
+        "http://a:443",
+        "::1:443",
+    ],
+)
+def test_what_is_no_destination_is_refused(value: str) -> None:
+    with pytest.raises(rack_inventory.FilterError, match="wanted host:port"):
+        render("package_mirror", "squid.conf.j2", **SERVER, package_mirror_allowed_destinations=[value])
 
 
 def test_a_proxy_for_nobody_is_refused() -> None:
