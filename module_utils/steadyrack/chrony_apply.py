@@ -15,7 +15,7 @@ from typing import Any, Mapping, Sequence
 from . import chrony_config, chrony_runtime, chronyc, service_config, time_settle
 from .chrony_config import Config, Paths
 from .errors import AccessError, DeadlineError, InputError, NotAppliedError
-from .files import read_bytes
+from .files import read_bytes, sha256
 from .run import run
 from .service_plan import PENDING_DIRECTORY, Runner
 
@@ -140,12 +140,14 @@ def wishes(
         config, paths, version, stamping_interfaces(paths.root) if config.hwtimestamp else ()
     )
     check = "chronyd -p -f %s"
+    sources_path, sources = f"{paths.sourcedir}/steadyrack.sources", chrony_config.sources_text(config)
+    written = {path: sha256(text.encode()) for path, text in ((paths.conf, conf), (sources_path, sources))}
     files: list[dict[str, Any]] = [
         {"path": paths.conf, "content": conf, "validate": check,
          "on_change": chrony_config.action_for(before, conf)},
-        {"path": f"{paths.sourcedir}/steadyrack.sources", "content": chrony_config.sources_text(config),
-         "validate": check, "on_change": "reload"},
-        {"path": paths.note, "content": chrony_config.note_text(config, paths, version, rivals), "on_change": "none"},
+        {"path": sources_path, "content": sources, "validate": check, "on_change": "reload"},
+        {"path": paths.note, "content": chrony_config.note_text(config, paths, version, rivals, written),
+         "on_change": "none"},
         {"path": f"{paths.drop_ins}/{paths.unit}.service.d/steadyrack.conf", "on_change": "none",
          "content": DROP_IN.format(settle=SETTLE_UNIT, environment=time_settle.ENVIRONMENT_PATH)},
         {"path": f"{paths.units}/{SETTLE_UNIT}", "content": SETTLE.format(unit=paths.unit),

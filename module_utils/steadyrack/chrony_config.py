@@ -286,8 +286,17 @@ def keys_text(config: Config) -> str:
     return HEAD.format(config.mode) + "\n" + "".join(f"{number} {kind} {key}\n" for number, kind, key in config.keys)
 
 
-def note_text(config: Config, paths: Paths, version: tuple[int, int] | None, rivals: Sequence[str]) -> str:
-    """/etc/steadyrack/time_sync.json: what the node's own checks hold the clock against. No secrets."""
+def note_text(
+    config: Config,
+    paths: Paths,
+    version: tuple[int, int] | None,
+    rivals: Sequence[str],
+    files: Mapping[str, str] | None = None,
+) -> str:
+    """/etc/steadyrack/time_sync.json: what the node's own checks hold the clock against. No secrets.
+
+    ``files``: path -> sha256 of what is written for chronyd.
+    """
     note = {
         "version": VERSION,
         "mode": config.mode,
@@ -302,6 +311,7 @@ def note_text(config: Config, paths: Paths, version: tuple[int, int] | None, riv
         "site_skew_alarm_ms": config.site_skew_alarm_ms,
         "min_upstreams": config.min_upstreams,
         "rivals": list(rivals),
+        "files": dict(files or {}),
         "log_directory": paths.logdir,
         # Only where chronyd cannot be told in its file to wait for its first synchronisation.
         "local_when_synchronised": None if knows(version, "local activate") else local_options(config),

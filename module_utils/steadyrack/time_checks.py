@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from . import chronyc, time_daemon, time_egress, time_rows, units, verdict
+from . import chronyc, time_config, time_daemon, time_egress, time_rows, units, verdict
 from .errors import StateFileError, SteadyrackError
 from .files import load_json
 from .run import Completed, run
@@ -39,6 +39,7 @@ class TimePolicy(NamedTuple):
     site_skew_alarm_ms: float = 100.0
     min_upstreams: int = 3  # relay: fewer that answer are no majority against one liar
     rivals: Sequence[str] = time_daemon.RIVALS  # units that must not run
+    files: Mapping[str, str] | None = None  # path -> sha256 of chronyd's files as written; None: nobody said
 
     @property
     def neighbours(self) -> time_rows.Neighbours:
@@ -82,6 +83,7 @@ def _of_version_2(path: str, value: Mapping[str, Any], again: str) -> dict[str, 
         "site_skew_alarm_ms": (lambda one: _milliseconds(one) is not None, "milliseconds above 0"),
         "min_upstreams": (lambda one: isinstance(one, int) and not isinstance(one, bool) and one >= 0, "a number"),
         "rivals": (_texts, "a list of units"),
+        "files": (_named, "an object of digests"),
     }
     found = {}
     for key, (good, wanted) in tests.items():
@@ -107,7 +109,7 @@ def checks(root: str = "/", runner: Callable[..., Completed] = run, now: float |
         ]
     if policy is None:
         return [not_declared(subject)]
-    rows = judge(policy, subject, runner, moment)
+    rows = judge(policy, subject, runner, moment) + time_config.rows(subject, policy.files, root)
     return rows + time_egress.rows(subject, root, moment, time_egress.load_record(root), runner)[0]
 
 

@@ -15,7 +15,7 @@ import time
 from datetime import datetime, timezone
 from typing import Any, Callable
 
-from . import alarm_hooks, alarms, chronyc, time_checks, time_daemon, time_egress, time_metrics, verdict
+from . import alarm_hooks, alarms, chronyc, time_checks, time_config, time_daemon, time_egress, time_metrics, verdict
 from .errors import SteadyrackError
 from .files import make_directory
 from .run import Completed, run
@@ -119,6 +119,7 @@ class Watch:
         rows = time_checks.clock_rows(policy, self._host, clock, self._runner, at)
         if slow:
             rows += time_daemon.daemon_rows(self._host, policy.unit, policy.rivals, self._runner)
+            rows += time_config.rows(self._host, policy.files, self._root)
             rows += self._egress_rows(at)
         return policy, clock, rows
 
