@@ -48,7 +48,7 @@ def _short(text: Any) -> str:
 def _get(variables: Mapping[str, Any], name: str) -> Any:
     """The value, None where there is none or its template fails: one host's mistake must not hide the others."""
     try:
-        return variables[name] if name in variables else None
+        return variables.get(name)
     except Exception:  # whatever a failing template raises
         return None
 

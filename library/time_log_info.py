@@ -22,8 +22,11 @@ options:
       - Epoch seconds at which the window ends, as the caller's clock has it. This host's own clock when not given.
         Entries that are newer are counted and not returned; somebody's clock is wrong then.
     type: float
-  points: {description: The most points of the host's own curve, and of all its sources' together, type: int, default: 1500}
-  sources: {description: Read the sources' offsets, too. By default on a relay., type: bool}
+  points:
+    description: The most points of the host's own curve, and of all its sources' together.
+    type: int
+    default: 1500
+  sources: {description: "Read the sources' offsets, too. By default on a relay.", type: bool}
   directory: {description: Where the logs are. From the note of role time_sync when not given., type: str}
   alarm_ms: {description: For C(above_alarm_s). From the note when not given., type: float}
   warn_ms: {description: For C(above_warn_s). From the note when not given., type: float}
@@ -43,14 +46,18 @@ now: {description: This host's clock when it looked, epoch seconds., type: float
 since: {description: Where the window begins; times of points count from here., type: int, returned: always}
 until: {description: Where it ends., type: int, returned: always}
 points:
-  description: "[seconds, offset us, bound us]; + = the clock was ahead. Null offset: a gap, nothing may be drawn across."
+  description: "[seconds, offset us, bound us]; + = the clock was ahead. Null offset: a gap begins."
   type: list
   elements: list
   returned: always
 gaps: {description: "[from, to, why]", type: list, elements: list, returned: always}
 jumps: {description: "[seconds, from us, to us]", type: list, elements: list, returned: always}
 summary: {description: Figures of the whole window, before thinning., type: dict, returned: always}
-upstreams: {description: The sources of a relay. A point is [seconds, offset us]; + = the source is ahead., type: list, elements: dict, returned: always}
+upstreams:
+  description: "The sources of a relay. A point is [seconds, offset us]; + = the source is ahead."
+  type: list
+  elements: dict
+  returned: always
 policy: {description: What the note of role time_sync says of this host., type: dict, returned: always}
 """
 

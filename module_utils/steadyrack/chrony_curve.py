@@ -43,6 +43,7 @@ class Wish(NamedTuple):
 
 
 def wish(
+    *,
     hours: float = 24,
     until: float | None = None,
     points: int = 1500,
@@ -105,6 +106,8 @@ def look(wanted: Wish, runner: Callable[..., Completed] = run) -> dict[str, Any]
 def _state(tail: chrony_log.Tail, entries: Sequence[Entry], wanted: Wish) -> dict[str, Any]:
     if entries:
         return {"state": "ok", "reason": None}
+    if not os.path.isdir(wanted.directory):
+        return {"state": "nothing", "reason": f"there is no {wanted.directory}: chronyd is missing, or does not log"}
     if tail.problems:
         return {"state": "unreadable", "reason": tail.problems[0]}
     if not tail.found:
@@ -156,7 +159,7 @@ def _thin(stretches: Sequence[Sequence[Entry]], ended: bool, wanted: Wish) -> li
         for stretch in stretches:
             if rows:
                 rows.append([int(rows[-1][0] or 0) + 1, None, None])
-            kept = chrony_log.thinned(stretch, width_s, keys)  # type: ignore[arg-type]
+            kept = chrony_log.thinned(stretch, width_s, keys)
             rows += [[e.at - wanted.since, _us(e.offset_s), _us(e.bound_s)] for e in kept]  # type: ignore[union-attr]
         if rows and ended:
             rows.append([int(rows[-1][0] or 0) + 1, None, None])
@@ -209,7 +212,7 @@ def _us(value_s: float | None) -> float | None:
 
 
 def upstreams(wanted: Wish, problems: list[str], runner: Callable[..., Completed] = run) -> list[dict[str, Any]]:
-    """The offset of each source of this host, ordered by address; measurements first, statistics where there are none."""
+    """The offset of each source of this host, by address: from measurements, or statistics where there are none."""
     samples: list[Sample] = []
     for name, parse in (
         (chrony_log.MEASUREMENTS, chrony_log.parse_measurement),
@@ -240,7 +243,7 @@ def _upstream(
             if points:
                 points.append([int(points[-1][0] or 0) + 1, None])
             keys = (lambda s: s.offset_s, lambda s: -s.offset_s)
-            kept = chrony_log.thinned(stretch, width_s, keys)  # type: ignore[arg-type]
+            kept = chrony_log.thinned(stretch, width_s, keys)
             points += [[one.at - wanted.since, _us(one.offset_s)] for one in kept]
             stretch = []
         if sample is not None:

@@ -90,7 +90,7 @@ class Tail(NamedTuple):
 
 
 def parse_time(date: str, clock: str) -> int | None:
-    """Epoch seconds of the first two columns; None when they are none (banners; INVALID of a clock beyond its range)."""
+    """Epoch seconds of the first two columns; None when they are none (a banner; INVALID, beyond gmtime's range)."""
     base = _day(date)
     if base is None or len(clock) != 8 or clock[2] != ":" or clock[5] != ":":
         return None
@@ -120,11 +120,11 @@ def _day(date: str) -> int | None:
 def parse_tracking(line: str, follows: bool = True) -> Entry | None:
     """date time source stratum freq skew offset leap combined sd remaining delay dispersion maxerror; None: none of it.
 
-    ``follows`` says that the entry before was settled. The offset of the system clock is `offset` (+ = fast) minus `remaining` (+ = slow, the correction that is still
+    The offset of the system clock is `offset` (+ = fast) minus `remaining` (+ = slow, the correction that is still
     outstanding): `offset` alone reads about 0 while a clock is being bent, and always where chronyd may not touch it.
     `maxerror` covers the time since the entry before and knows nothing of an offset that has just appeared, so the
     bound is at least |offset| + delay / 2 + dispersion, which is what chronyc's manual gives. After an entry that
-    was a guess, maxerror still is one.
+    was a guess maxerror still is one; ``follows`` says that the entry before was none.
     """
     words = line.split()
     # Without a source the third column is blank.
@@ -271,7 +271,7 @@ def _pieces(path: str, most: int) -> Iterator[list[str]]:
         return
     # O_NONBLOCK: a pipe by that name must not hang us.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as handle:
+    with os.fdopen(descriptor, "rb") as _:
         seen = os.fstat(descriptor)
         if not stat.S_ISREG(seen.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
@@ -355,7 +355,7 @@ def runs(entries: Sequence[Entry], limit_s: float) -> list[list[Entry]]:
         if entry.offset_s is None:
             open_run = False
             continue
-        if open_run and 0 <= entry.at - found[-1][-1].at + 1 and entry.at - found[-1][-1].at <= limit_s:
+        if open_run and -1 <= entry.at - found[-1][-1].at <= limit_s:
             found[-1].append(entry)
         else:
             found.append([entry])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from itertools import combinations
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 # Instants at which the clocks are compared with each other.
 GRID = 720
@@ -24,6 +24,7 @@ LIES = 4
 HOLE_S = 300
 
 Point = tuple  # (epoch s, offset ms or None, bound ms or None)
+Known = Sequence[Optional[Tuple[float, float]]]  # (offset, how uncertain) at each instant of the grid
 
 
 class Upstream(NamedTuple):

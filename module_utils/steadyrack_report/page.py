@@ -8,9 +8,20 @@ from html import escape
 from typing import Iterable, Sequence
 
 from .model import (
-    HEADROOM, Host, Point, Report, Skew, Upstream, clock_text, duration, headline, milliseconds, reach_ms,
+    HEADROOM,
+    Host,
+    Point,
+    Report,
+    Skew,
+    Upstream,
+    clock_text,
+    duration,
+    headline,
+    milliseconds,
+    reach_ms,
 )  # fmt: skip
 from .scale import LINEAR_MS, OUTSIDE_LINEAR_MS, columns, squeeze, x_ticks, y_label, y_ticks
+from .style import STYLE
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 52, 6, 8, 24
 # Columns of a drawing, each with the lowest, mean and highest value in it; of a curve among many.
@@ -19,25 +30,16 @@ COLUMNS, COARSE, SOURCE_COLUMNS = 210, 120, 96
 SLIVER = 1.5
 # Distinguishable by colour-blind readers (Okabe and Ito); beyond these, lines are grey.
 COLOURS = 6
+READING = (
+    "Offset: the host's clock minus the time it follows, + = ahead. Near zero the axis is linear, beyond 0.1 ms it "
+    "counts powers of ten. The line is the mean, beyond the warning line the extreme; the shade goes from lowest to "
+    "highest. Further below, pale: the clock was certainly within; hatched: nobody knows; ▼: a jump."
+)
+COMPARING = (
+    "Each clock against the time it follows: two that follow different relays are compared as if these agreed. "
+    "Whether they do, the relays' drawings show."
+)
 DASHES = ("", "7 3", "2 2", "9 3 2 3", "5 2", "1 3")
-
-STYLE = """
-:root{--bg:#fff;--ink:#1a1a1a;--soft:#666;--grid:#ddd;--card:#f6f6f4;--gap:#bbb;--bad:#b3261e;
---c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7;--c4:#b58900;--c5:#56b4e9;--band:#0072b2;--alarm:#b3261e;--warn:#a66f00}
-@media(prefers-color-scheme:dark){:root{--bg:#121212;--ink:#eee;--soft:#aaa;--grid:#333;--card:#1d1d1d;--gap:#666;--bad:#ff8a80;
---c0:#4aa8e8;--c1:#ff8c42;--c2:#3ecf9f;--c3:#e6a0c4;--c4:#e0b040;--c5:#8fd3ff;--band:#4aa8e8;--alarm:#ff8a80;--warn:#e0b040}}
-*{box-sizing:border-box}body{margin:0 auto;padding:12px;max-width:1500px;background:var(--bg);color:var(--ink);
-font:16px/1.45 system-ui,sans-serif;overflow-wrap:anywhere}h1{font-size:1.3em;margin:.2em 0}h2{font-size:1.1em;margin:1.4em 0 .4em}
-.soft{color:var(--soft);font-size:.88em}ul.head{padding-left:1.1em;margin:.5em 0;font-weight:600}
-.grid{display:grid;gap:10px;grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr))}
-.card{background:var(--card);border-radius:8px;padding:8px;min-width:0;border-left:4px solid var(--grid)}
-.card.one{max-width:820px}.card.bad{border-left-color:var(--bad)}.card h3{font-size:1em;margin:0 0 .2em}.tag{font-weight:600}.tag.bad,td.bad{color:var(--bad);font-weight:600}
-svg{display:block;width:100%;height:auto}svg text{fill:var(--soft);font:13px system-ui,sans-serif}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88em;font-variant-numeric:tabular-nums}
-th,td{padding:3px 9px;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}
-th:first-child,td:first-child,th.l,td.l{text-align:left}td.note{white-space:normal;text-align:left}td.note:not(:empty){min-width:16em}
-.key{display:flex;flex-wrap:wrap;gap:2px 14px;margin:.3em 0;font-size:.85em;list-style:none;padding:0}.key svg{display:inline-block;width:30px;vertical-align:middle}
-"""
 
 
 class Line:
@@ -107,7 +109,7 @@ class Frame:
         if not lines:
             return ""
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
-        look = f'fill="none" stroke="{line.colour}" stroke-width="{line.width}" stroke-linecap="round" stroke-linejoin="round"'
+        look = f'fill="none" stroke="{line.colour}" stroke-width="{line.width}" stroke-linejoin="round"'
         spread = f'<path d="{"".join(shades)}" fill="{line.colour}" fill-opacity=".25"/>' if shade else ""
         return f'{spread}<path {look}{dash} d="{"".join(lines)}"/>'
 
@@ -127,7 +129,8 @@ class Frame:
             left, right = self.x(max(since, self.since)), self.x(min(until, self.until))
             width = max(right - left, SLIVER)
             title = f"{why}, {duration(max(0, until - since))}, from {clock_text(since, self.since, self.until)}"
-            box = f'x="{min(left, WIDTH - RIGHT - width):.1f}" y="{TOP}" width="{width:.1f}" height="{self.height - TOP - BOTTOM}"'
+            left, tall = min(left, WIDTH - RIGHT - width), self.height - TOP - BOTTOM
+            box = f'x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{tall}"'
             told.append(f'<rect {box} fill="url(#gap)"><title>{escape(title)}</title></rect>')
             if width > 90:
                 told.append(
@@ -135,7 +138,8 @@ class Frame:
                 )
         for at, before, after in host.jumps:
             x = self.x(at)
-            title = f"jump from {milliseconds(before)} to {milliseconds(after)} ms at {clock_text(at, self.since, self.until)}"
+            when = clock_text(at, self.since, self.until)
+            title = f"jump from {milliseconds(before)} to {milliseconds(after)} ms at {when}"
             told.append(f'<path d="M{x - 4} {TOP}h8l-4 8Z" fill="var(--ink)"><title>{escape(title)}</title></path>')
         return "".join(told)
 
@@ -292,7 +296,8 @@ def skew_table(skews: Sequence[Skew], since: int, until: int) -> str:
             ]  # fmt: skip
         told = "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
         rows += f'<tr><td>{escape(skew.name)}</td><td class="l">{escape(cells[0])}</td>{told}</tr>'
-    head = "<tr><th>where</th><th class='l'>worst pair</th><th>apart, ms</th><th>uncertain, ms</th><th>at</th><th>alarm, ms</th></tr>"
+    heads = ("apart, ms", "uncertain, ms", "at", "alarm, ms")
+    head = "<tr><th>where</th><th class='l'>worst pair</th>" + "".join(f"<th>{one}</th>" for one in heads) + "</tr>"
     return f'<div class="wide"><table>{head}{rows}</table></div>'
 
 
@@ -315,15 +320,16 @@ def page(report: Report) -> str:
     )
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width,initial-scale=1'><meta name='color-scheme' content='light dark'>",
+        "<meta name='viewport' content='width=device-width,initial-scale=1'>",
+        "<meta name='color-scheme' content='light dark'>",
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{hatch}",
         f"<h1>{escape(title)}</h1><div class='soft'>{window}</div><ul class='head'>{heads}</ul>",
         "<h2>Offset of every clock</h2>",
         f'<div class="card one">{overview(report)}</div>',
-        "<p class='soft'>Offset: the host's clock minus the time it follows, + = ahead. Near zero the axis is linear, beyond "
-        "0.1 ms it counts powers of ten. Shaded, below: the clock was certainly within. Hatched: nobody knows. ▼: a jump.</p>",
+        f"<p class='soft'>{READING}</p>",
         f'<h2>How far apart</h2><div class="card one">{skew_drawing(report)}</div>',
         skew_table(report.skews, report.since, report.until) if report.skews else "",
+        f"<p class='soft'>{COMPARING}</p>",
         "<h2>Figures</h2>", host_table(report),
     ]  # fmt: skip
     if relays:

@@ -38,7 +38,7 @@ def png(report: Report, dpi: int = DPI) -> bytes:
     relays = [host for host in report.hosts if host.upstreams][:RELAYS]
     strips = max(1, len(report.hosts))
     heights = [3.0, 0.55 + 0.2 * strips if strips <= 24 else 0.55 + 0.115 * strips, *([1.9] * len(relays))]
-    style = {
+    style: Any = {
         "text.parse_math": False, "font.family": "DejaVu Sans", "font.size": 9, "axes.titlesize": 10,
         "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "path.simplify": True,
     }  # fmt: skip

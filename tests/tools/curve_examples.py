@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The example pictures of docs/curve.md, from made-up logs: write them anew with `python tests/tools/curve_examples.py`.
+"""The example pictures of docs/curve.md, from made-up logs; written anew by `python tests/tools/curve_examples.py`.
 
 The numbers are made up, the way is not: log files as chronyd writes them, read by time_log_info's code, drawn by
 time_curve's.
@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT / "tests/unit")]
 
 import chrony_logs  # noqa: E402
+
 from steadyrack import chrony_curve  # noqa: E402
 from steadyrack_report import model, page, picture  # noqa: E402
 
@@ -29,7 +30,7 @@ Clock = Callable[[float], "float | None"]
 
 
 def noise(seed: int, ms: float = 0.02) -> Clock:
-    chance = random.Random(seed)  # noqa: S311 (a drawing)
+    chance = random.Random(seed)
     return lambda second: chance.gauss(0, ms / 1e3)
 
 

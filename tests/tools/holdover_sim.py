@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holdover by simulation: what the clocks of a site do once a cable is cut, with the configuration that this project writes.
+"""Holdover by simulation: what the clocks of a site do once a cable is cut, configured as role time_sync does it.
 
 Runs real chronyd in clknetsim, thousands of times faster than time passes; see docs/holdover.md for how to get
 both. Four hosts: a server outside (true time), a relay, two GPU nodes. They run `--locked` hours, then the chosen
