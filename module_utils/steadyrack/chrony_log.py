@@ -247,7 +247,7 @@ def read_tail(directory: str, name: str, since: float, until: float) -> Tail:
                 ahead += len(later)
                 groups.append(inside)
                 any_inside = any_inside or bool(inside or later)
-                if piece and not inside and not later:
+                if not inside and not later and any(line[:1].isdigit() for line in piece):
                     break
                 if left <= 0:
                     problems.append(f"{path}: only its newest {MAX_BYTES >> 20} MB were read")
@@ -340,7 +340,7 @@ def find_gaps(entries: Sequence[Entry], since: float, until: float, limit_s: flo
 def _joined(gaps: Iterable[Gap]) -> list[Gap]:
     joined: list[Gap] = []
     for gap in gaps:
-        if joined and joined[-1].until == gap.since and joined[-1].why == gap.why:
+        if joined and joined[-1].until == gap.since and joined[-1].why == gap.why == "unsynchronised":
             joined[-1] = Gap(joined[-1].since, gap.until, gap.why)
         else:
             joined.append(gap)

@@ -134,7 +134,7 @@ class Frame:
             told.append(f'<rect {box} fill="url(#gap)"><title>{escape(title)}</title></rect>')
             if width > 90:
                 told.append(
-                    f'<text x="{left + width / 2:.1f}" y="{TOP + 15}" text-anchor="middle">{escape(why)}</text>'
+                    f'<text x="{left + width / 2:.1f}" y="{TOP + tall * 0.68:.1f}" text-anchor="middle">{escape(why)}</text>'
                 )
         for at, before, after in host.jumps:
             x = self.x(at)
