@@ -133,9 +133,8 @@ class Frame:
             box = f'x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{tall}"'
             told.append(f'<rect {box} fill="url(#gap)"><title>{escape(title)}</title></rect>')
             if width > 90:
-                told.append(
-                    f'<text x="{left + width / 2:.1f}" y="{TOP + tall * 0.68:.1f}" text-anchor="middle">{escape(why)}</text>'
-                )
+                place = f'x="{left + width / 2:.1f}" y="{TOP + tall * 0.68:.1f}"'
+                told.append(f'<text {place} text-anchor="middle">{escape(why)}</text>')
         for at, before, after in host.jumps:
             x = self.x(at)
             when = clock_text(at, self.since, self.until)
