@@ -25,7 +25,7 @@ options:
     required: true
   folder: {description: Where to write; must exist., type: path, required: true}
   inventory: {description: For the title., type: str, required: true}
-  until: {description: "Where the window ends, epoch seconds.", type: int, required: true}
+  end: {description: "Where the window ends, epoch seconds.", type: int, required: true}
   hours: {description: How long the window is., type: float, default: 24}
 """
 
@@ -35,7 +35,7 @@ EXAMPLES = r"""
     hosts: "{{ hostvars | time_report_hosts(ansible_play_hosts_all, groups.relays, 'report_log') }}"
     folder: reports/demo
     inventory: demo
-    until: "{{ now().timestamp() | int }}"
+    end: "{{ '%s' | strftime }}"
   delegate_to: localhost
   run_once: true
   vars:
@@ -64,13 +64,13 @@ def main():
             "hosts": {"type": "list", "elements": "dict", "required": True},
             "folder": {"type": "path", "required": True},
             "inventory": {"type": "str", "required": True},
-            "until": {"type": "int", "required": True},
+            "end": {"type": "int", "required": True},
             "hours": {"type": "float", "default": 24},
         },
         supports_check_mode=True,
     )
     given = module.params
-    report = model.build(given["inventory"], given["hosts"], given["until"], given["hours"])
+    report = model.build(given["inventory"], given["hosts"], given["end"], given["hours"])
     paths = [os.path.join(given["folder"], name) for name in ("time.html", "time.png")]
     found = {
         "changed": False,

@@ -17,7 +17,7 @@ attributes:
   check_mode: {support: full, description: Only reads.}
 options:
   hours: {description: How far back, type: float, default: 24}
-  until:
+  end:
     description:
       - Epoch seconds at which the window ends, as the caller's clock has it. This host's own clock when not given.
         Entries that are newer are counted and not returned; somebody's clock is wrong then.
@@ -70,7 +70,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "hours": {"type": "float", "default": 24},
-            "until": {"type": "float"},
+            "end": {"type": "float"},
             "points": {"type": "int", "default": 1500},
             "sources": {"type": "bool"},
             "directory": {"type": "str"},

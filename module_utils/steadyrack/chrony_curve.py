@@ -45,7 +45,7 @@ class Wish(NamedTuple):
 def wish(
     *,
     hours: float = 24,
-    until: float | None = None,
+    end: float | None = None,
     points: int = 1500,
     sources: bool | None = None,
     directory: str | None = None,
@@ -66,7 +66,7 @@ def wish(
     except SteadyrackError as error:
         problems.append(error.sentence())
     now = time.time()
-    end = now if until is None else until
+    last = now if end is None else end
     alarm = alarm_ms or _positive(note.get("alarm_ms")) or 30.0
     warn = warn_ms or _positive(note.get("warn_ms")) or alarm / 3
     policy = {key: note.get(key) for key in ("mode", "site", "alarm_ms", "warn_ms", "site_skew_alarm_ms")}
@@ -74,8 +74,8 @@ def wish(
         policy[key] = note[key] if isinstance(note.get(key), kind) else kind()
     where = directory or note.get("log_directory") or os.path.join(root, chrony_log.LOG_DIRECTORY[1:])
     wanted = note.get("mode") == "relay" if sources is None else sources
-    since = int(end - hours * 3600)
-    return Wish(since, int(end), now, points, wanted, str(where), alarm, warn, policy, problems)
+    since = int(last - hours * 3600)
+    return Wish(since, int(last), now, points, wanted, str(where), alarm, warn, policy, problems)
 
 
 def _positive(value: Any) -> float | None:

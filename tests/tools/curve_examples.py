@@ -45,7 +45,7 @@ def answer(folder: Path, clock: Clock, relay: bool, sources: dict[str, Clock] | 
                 if value is not None:
                     lines.append(chrony_logs.measurement_line(start + second, value, source))
         (folder / "measurements.log").write_text(chrony_logs.with_banners(lines))
-    wish = chrony_curve.wish(until=UNTIL, directory=str(folder), sources=relay, root=str(folder))
+    wish = chrony_curve.wish(end=UNTIL, directory=str(folder), sources=relay, root=str(folder))
     return chrony_curve.look(wish._replace(now=UNTIL + 2.0), runner=silent)
 
 

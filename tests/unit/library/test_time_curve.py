@@ -20,7 +20,7 @@ Call = Callable[..., dict[str, Any]]
 def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, answer: Any, unreachable: dict[str, Any]) -> Call:
     def run(check: bool = False, **changes: Any) -> dict[str, Any]:
         hosts = [answer("gpu-a1"), answer("gpu-a2", 50000.0), unreachable]
-        given = {"hosts": hosts, "folder": str(tmp_path), "inventory": "demo", "until": UNTIL, "hours": 24, **changes}
+        given = {"hosts": hosts, "folder": str(tmp_path), "inventory": "demo", "end": UNTIL, "hours": 24, **changes}
         return run_module(time_curve, given, capsys, check)
 
     return run

@@ -28,7 +28,7 @@ def call(node: FakeNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 @pytest.mark.parametrize("check", [True, False])
 def test_a_recorded_log_reads_the_same_in_check_mode(check: bool, call: Call) -> None:
-    answer = call(check, directory=str(FIXTURES / "node"), until=1796026690, hours=0.1)
+    answer = call(check, directory=str(FIXTURES / "node"), end=1796026690, hours=0.1)
     assert (answer["changed"], answer["state"], answer["reason"]) == (False, "ok", None)
     assert answer["summary"]["worst_us"] == pytest.approx(63980.1)
     assert answer["upstreams"] == []
@@ -38,7 +38,7 @@ def test_a_recorded_log_reads_the_same_in_check_mode(check: bool, call: Call) ->
 def test_sources_by_name(call: Call, node: FakeNode) -> None:
     rows = "".join(f"^,*,${{name}}{number},1,0,377,9,0.0,0.0,0.001\n" for number in (11, 14))
     node.program("chronyc", f"#!/bin/sh\nname=127.0.0.\n[ $2 = -N ] && name=ntp\ncat <<E\n{rows}E\n")
-    answer = call(directory=str(FIXTURES / "relay"), until=1796026690, hours=0.1, sources=True)
+    answer = call(directory=str(FIXTURES / "relay"), end=1796026690, hours=0.1, sources=True)
     assert [source["name"] for source in answer["upstreams"]] == ["ntp11", "127.0.0.12", "127.0.0.13", "ntp14"]
 
 

@@ -25,12 +25,12 @@ def no_daemon(argv: Any, timeout_s: float) -> Completed:
 
 
 def look(folder: Path, root: Path | None = None, **options: Any) -> dict[str, Any]:
-    wish = chrony_curve.wish(directory=str(folder), root=str(root or folder), **{"until": UNTIL, **options})
+    wish = chrony_curve.wish(directory=str(folder), root=str(root or folder), **{"end": UNTIL, **options})
     return chrony_curve.look(wish, no_daemon)
 
 
 def test_a_real_bend_of_50_ms_reads_plus_50_ms() -> None:
-    found = look(FIXTURES / "node", until=LAB_END, hours=0.1)
+    found = look(FIXTURES / "node", end=LAB_END, hours=0.1)
     since = found["since"]
     settled = [us for at, us, _bound in found["points"] if 1796026605 <= since + at <= 1796026624]
     assert len(settled) > 10
@@ -43,14 +43,14 @@ def test_a_real_bend_of_50_ms_reads_plus_50_ms() -> None:
 
 
 def test_a_torn_node_is_unsynchronised_to_the_end_and_has_no_offset_now() -> None:
-    found = look(FIXTURES / "torn", until=LAB_END, hours=0.1)
+    found = look(FIXTURES / "torn", end=LAB_END, hours=0.1)
     assert found["summary"]["now_us"] is None
     assert found["gaps"][-1][2] == "unsynchronised"
     assert found["points"][-1][1] is None
 
 
 def test_the_liar_of_a_relay_stands_apart() -> None:
-    found = look(FIXTURES / "relay", until=LAB_END, hours=0.1, sources=True)
+    found = look(FIXTURES / "relay", end=LAB_END, hours=0.1, sources=True)
     medians = {source["address"]: source["median_us"] for source in found["upstreams"]}
     assert sorted(medians) == [f"127.0.0.{number}" for number in (11, 12, 13, 14)]
     assert medians["127.0.0.14"] == pytest.approx(50000, abs=50)
@@ -61,7 +61,7 @@ def test_the_liar_of_a_relay_stands_apart() -> None:
 
 def test_statistics_serve_where_there_are_no_measurements(tmp_path: Path) -> None:
     (tmp_path / "statistics.log").write_bytes((FIXTURES / "relay/statistics.log").read_bytes())
-    found = look(tmp_path, until=LAB_END, hours=0.1, sources=True)
+    found = look(tmp_path, end=LAB_END, hours=0.1, sources=True)
     assert found["upstreams"][3]["last_us"] == pytest.approx(50000, abs=100)
 
 
@@ -159,7 +159,7 @@ def test_the_note_names_folder_limits_and_kinds_of_sources(tmp_path: Path) -> No
         "other_sites": {"10.9.0.41": "site-b"}, "log_directory": str(folder), "site_skew_alarm_ms": 100.0,
     }  # fmt: skip
     (tmp_path / "etc/steadyrack/time_sync.json").write_text(json.dumps(note))
-    found = chrony_curve.look(chrony_curve.wish(until=UNTIL, root=str(tmp_path)), no_daemon)
+    found = chrony_curve.look(chrony_curve.wish(end=UNTIL, root=str(tmp_path)), no_daemon)
     assert (found["alarm_ms"], found["warn_ms"], found["policy"]["site"]) == (15.0, 5.0, "site-a")
     assert found["summary"]["above_alarm_s"] > 3000
     kinds = {source["address"]: source["kind"] for source in found["upstreams"]}

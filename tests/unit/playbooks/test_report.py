@@ -18,7 +18,7 @@ all:
       hosts:
         gpu-x1: {ansible_host: 127.0.0.1, ansible_port: 1, ansible_ssh_common_args: -F none -o ConnectTimeout=2}
         gpu-x2: {ansible_connection: local, ansible_python_interpreter: /no/python}
-  vars: {rack_site: "<b>x</b>", ansible_python_interpreter: PYTHON}
+  vars: {rack_site: "<b>x</b>", ansible_become: false, ansible_python_interpreter: PYTHON}
 """
 
 
