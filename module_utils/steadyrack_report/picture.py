@@ -22,7 +22,8 @@ WIDTH_IN, DPI = 9.0, 100
 ABOVE_IN, BELOW_IN, STRIPS_ABOVE_IN = 0.62, 0.32, 0.34
 # Columns of a drawing, each with the lowest, mean and highest value in it.
 COLUMNS, SOURCE_COLUMNS = 200, 96
-# Colours that the file may have: an eighth of the size of one with all of them.
+# Colours that the file may have: a quarter of the size of one with all of them. Chosen so that rare ones, a thin
+# line, are not lost.
 PALETTE = 128
 # Longer lines than this are cut: a name may be anything.
 LABEL = 46
@@ -66,7 +67,9 @@ def png(report: Report, dpi: int = DPI) -> bytes:
         size = canvas.get_width_height()
         pixels = Image.frombytes("RGBA", size, bytes(canvas.buffer_rgba())).convert("RGB")
     out = io.BytesIO()
-    pixels.quantize(PALETTE, dither=Image.Dither.NONE).save(out, format="png", optimize=True)
+    pixels.quantize(PALETTE, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        out, format="png", optimize=True
+    )
     return out.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from typing import Any
 
@@ -51,3 +52,13 @@ def test_strips_are_red_only_above_the_alarm_and_never_in_a_gap(answer: Answer) 
     assert (len(low), between, len(high)) == (1, [], 1)
     assert high[0][0] - SINCE == pytest.approx(43216, abs=320)
     assert sum(high[0]) - SINCE == pytest.approx(80000, abs=400)
+
+
+def test_a_thin_line_keeps_its_colour_in_the_palette(answer: Answer) -> None:
+    from PIL import Image
+
+    data = draw(answer("gpu-a1", 50000.0), answer("gpu-a2", 20000.0), answer("gpu-a3", 3000.0))
+    seen = {colour for _number, colour in Image.open(io.BytesIO(data)).convert("RGB").getcolors()}
+    for wanted in picture.COLOURS[:3]:
+        parts = [int(wanted[place : place + 2], 16) for place in (1, 3, 5)]
+        assert min(max(abs(a - b) for a, b in zip(parts, one, strict=True)) for one in seen) < 24, wanted
