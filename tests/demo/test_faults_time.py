@@ -43,18 +43,28 @@ def test_one_relay_sees_every_upstream_shifted_and_the_other_none(fault, on):
     assert on("relay-a1").measure("10.213.0.11")[0] == pytest.approx(0, abs=CLOSE_S)
 
 
-@pytest.mark.parametrize(("word", "letter"), [("insert", "+"), ("delete", "-"), ("lost", "?"), ("none", "N")])
-def test_an_upstream_announces_a_leap_second(word, letter, fault, on):
-    """chronyd's own word for what the source says, in its list of candidates; no other source says it."""
-    fault("leap", "ntp1", word)
+@pytest.mark.parametrize(("word", "said"), [("insert", "Insert second"), ("delete", "Delete second")])
+def test_an_upstream_announces_a_leap_second(word, said, fault, on):
+    """chronyd's own word for what each source says, in its list of candidates. It believes them on the day only."""
     relay = on("relay-a1")
-    hosts.execute(relay.rack, relay.host, "chronyc", "burst", "1/1", "10.213.0.11")
-    relay.eventually(lambda c: leap_of(c, "10.213.0.11") == letter)
-    assert leap_of(relay, "10.213.0.12") == "N"
+    fault("leap", "ntp1", word)
+    relay.eventually(lambda c: leap_of(c, "10.213.0.11") == said)
+    assert leap_of(relay, "10.213.0.12") == "Normal"
+    fault("leap", "ntp1", "none")
+    relay.eventually(lambda c: leap_of(c, "10.213.0.11") == "Normal")
 
 
 def leap_of(chronyd: Chronyd, source: str) -> str:
+    hosts.execute(chronyd.rack, chronyd.host, "chronyc", "burst", "1/1", source)
     return {row[1]: row[-1] for row in chronyd.ask("selectdata")}[source]
+
+
+def test_an_upstream_that_has_lost_its_time_says_so_and_is_not_measured(fault, on):
+    fault("leap", "ntp1", "lost")
+    ahead, said = on("relay-a1").measure("10.213.0.11")
+    assert math.isnan(ahead), said
+    fault("leap", "all", "none")
+    assert on("relay-a1").measure("10.213.0.11")[0] == pytest.approx(0, abs=CLOSE_S)
 
 
 def test_a_smearing_upstream_is_a_quarter_of_a_second_behind_and_says_nothing(fault, on):

@@ -119,7 +119,7 @@ def states(rack: Rack) -> dict[str, str]:
     """host -> what podman says of its container (running, exited ...), `absent` without one; one call for all."""
     text = podman("ps", "-a", "--filter", f"label={LABEL}={rack.name}", "--format", "{{.Names}} {{.State}}")
     found = dict(line.split(None, 1) for line in text.splitlines())
-    return {name: found.get(rack.container(name), "absent").split()[0] for name in rack.hosts}
+    return {name: found.get(rack.container(name), "absent").split()[0].lower() for name in rack.hosts}
 
 
 def shell(rack: Rack, host: str, words: list[str]) -> int:
