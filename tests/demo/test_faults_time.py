@@ -153,7 +153,7 @@ def test_a_relay_without_uplink_still_serves(fault, rack, on):
 
 @pytest.mark.parametrize(("percent", "few", "many"), [(100, 100, 100), (40, 15, 65)])
 def test_packets_get_lost(percent, few, many, fault, rack):
-    """Counted on the machine's side, which sends back every ICMP echo that it gets. 40 of them: 6 sigma are 46."""
+    """Of 40 packets sent to another node; half a chance of a wrong verdict in a thousand runs at 40 %."""
     fault("loss", "gpu-a1", percent)
     lost = lost_of(rack, "gpu-a1", "10.213.1.32")
     assert few <= lost <= many
