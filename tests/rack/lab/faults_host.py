@@ -82,9 +82,10 @@ def loss(rack: Rack, words: list[str]) -> None:
         return
     if shutil.which("nft") is None:
         raise RackError("this kernel has no netem and this machine no nft", next_step="apt-get install nftables")
-    table = ["table netdev " + _table(rack, host) + " {", "chain sent {",
-             f'type filter hook ingress device "{cable}" priority 0;', f"numgen random mod 100 < {percent} drop",
-             "}", "}", ""]  # fmt: skip
+    # numgen takes no threshold that every number is below
+    rule = "drop" if percent == 100 else f"numgen random mod 100 < {percent} drop"
+    hook = f'type filter hook ingress device "{cable}" priority 0;'
+    table = [f"table netdev {_table(rack, host)} {{", "chain sent {", hook, rule, "}", "}", ""]
     run(["nft", "-f", "-"], stdin="\n".join(table))
     step(f"{host.name}: this kernel has no netem; nftables drops at random at the far end of its cable")
 
