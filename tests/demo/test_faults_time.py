@@ -115,7 +115,7 @@ def answers(rack, host: str, address: str, tries: int = 1) -> bool:
 def test_a_relay_without_power_answers_nobody_and_apt_goes_to_the_other(fault, rack, on):
     """Two relays, one gone: time and packages come from the other, and it comes back by itself."""
     fault("relay", "relay-a1", "stop")
-    assert hosts.states(rack)["relay-a1"] == "exited"
+    assert hosts.states(rack)["relay-a1"] == ("exited", 0)
     assert not answers(rack, "gpu-a1", "10.213.1.21")
     assert hosts.execute(rack, "gpu-a1", "steadyrack-apt-proxy") == "http://10.213.1.22:3128"
     hosts.execute(rack, "gpu-a1", "sh", "-c", "cd /tmp && apt-get -q download hostname && rm hostname_*.deb")

@@ -99,15 +99,10 @@ def daemon(rack: Rack, words: list[str]) -> None:
     hosts.execute(rack, host, "sh", "-c", INSTALL.format(DAEMONS[which]))
 
 
-def heal_outside(rack: Rack, host: Host) -> None:
-    """Every upstream tells the true time to everybody again."""
-    hosts.execute(rack, host.name, "sh", "-c", f"rm -f {BENDS}/*")
-
-
 def heal_host(host: Host) -> str:
-    """Shell words that take a skew back on a host that has one."""
+    """Shell words: upstreams tell the true time to everybody again; a host with a skew loses it."""
     if host.upstream_clocks:
-        return ""
+        return f"rm -f {BENDS}/*"
     return f"if rm {SKEW} 2>/dev/null; then rm -f {SKEW_FILE}; systemctl daemon-reload; systemctl restart chrony; fi"
 
 
