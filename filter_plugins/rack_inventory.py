@@ -26,7 +26,7 @@ BUILT_IN_GROUPS = ("all", "ungrouped")
 RACK_FACTS = (
     "rack_name", "rack_site", "rack_feed_limit_w", "rack_feed_margin_percent", "rack_feed_derating",
     "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus", "rack_active_gpus",
-    "rack_networks", "rack_uplink_note",
+    "rack_networks", "rack_uplink_note", "rack_bmc_networks", "rack_outside_address",
 )  # fmt: skip
 GPU_KEYS = ("model", "count", "power_max_w", "power_min_w", "power_cap_w", "idle_w", "link_width")
 # PCI Express link widths that a graphics card may train to (PCIe base specification).
