@@ -28,6 +28,8 @@ RACK_FACTS = (
     "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus", "rack_active_gpus",
     "rack_networks", "rack_uplink_note", "rack_bmc_networks", "rack_outside_address",
 )  # fmt: skip
+# A role whose inputs begin like facts do; they are judged as inputs (check_role_inputs).
+ROLE_LIKE_FACTS = "rack_firewall_"
 GPU_KEYS = ("model", "count", "power_max_w", "power_min_w", "power_cap_w", "idle_w", "link_width")
 # PCI Express link widths that a graphics card may train to (PCIe base specification).
 LINK_WIDTHS = (1, 2, 4, 8, 16)
@@ -398,7 +400,7 @@ def check_rack_facts(inventory: Inventory) -> None:
     """Facts that are missing, of the wrong type, impossible or misspelt. Any Unicode is welcome in names."""
     for host in inventory.hosts:
         for name in inventory.variables[host]:
-            if name.startswith("rack_") and name not in RACK_FACTS:
+            if name.startswith("rack_") and name not in RACK_FACTS and not name.startswith(ROLE_LIKE_FACTS):
                 found = "unknown" + did_you_mean(name, RACK_FACTS)
                 inventory.add(host, name, found, "one of " + ", ".join(RACK_FACTS), "rename or remove it")
         _fact_text(inventory, host, "rack_name")
@@ -413,6 +415,7 @@ def check_rack_facts(inventory: Inventory) -> None:
         _fact_number(inventory, host, "rack_other_w", 0, 1000000)
         _check_gpus(inventory, host)
         _check_networks(inventory, host)
+        _check_outside_address(inventory, host)
     _check_one_rack(inventory)
 
 
@@ -430,6 +433,13 @@ def _check_networks(inventory: Inventory, host: str) -> None:
         fault = network_fault(network)
         if fault:
             inventory.add(host, "rack_networks", f"{shown(network)}: {fault}", wanted)
+
+
+def _check_outside_address(inventory: Inventory, host: str) -> None:
+    """By name it would be looked up when firewall rules are loaded: before the network, at boot."""
+    outside = inventory.variables[host].get("rack_outside_address")
+    if outside is not None and (not isinstance(outside, str) or parse_address(outside) is None):
+        inventory.add(host, "rack_outside_address", shown(outside), "an IPv4 or IPv6 address, no name")
 
 
 def _check_gpus(inventory: Inventory, host: str) -> None:
@@ -587,7 +597,8 @@ def check_servers(inventory: Inventory) -> None:
     rules = {
         "time_sync_upstreams": server_addresses, "time_sync_relays": server_addresses,
         "package_mirror_relays": server_addresses, "time_sync_client_networks": client_networks,
-        "package_mirror_client_networks": client_networks,
+        "package_mirror_client_networks": client_networks, "rack_bmc_networks": client_networks,
+        "rack_firewall_client_networks": client_networks, "rack_firewall_bmc_networks": client_networks,
     }  # fmt: skip
     for host in inventory.hosts:
         for name, rule in rules.items():
