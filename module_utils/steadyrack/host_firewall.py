@@ -173,7 +173,7 @@ def ufw_enabled(path: str = UFW_CONFIGURATION) -> bool:
 def ufw_openings(networks: Sequence[str], runner: Runner = run) -> list[Opening]:
     """A rule for each network; one of ours for a network that may not ask any more is taken away."""
     there = parse_added(_ask(["ufw", "show", "added"], "the rules of ufw", runner))
-    rules = [("allow", "proto", "udp", "from", network, "to", "any", "port", str(NTP_PORT)) for network in networks]
+    rules = [("allow", "from", network, "to", "any", "port", str(NTP_PORT), "proto", "udp") for network in networks]
     found = [
         Opening(("ufw", *rule, "comment", UFW_COMMENT), f"ufw: {' '.join(rule)}") for rule in rules if rule not in there
     ]
@@ -186,7 +186,7 @@ def ufw_openings(networks: Sequence[str], runner: Runner = run) -> list[Opening]
 
 
 def parse_added(text: str) -> dict[tuple[str, ...], str]:
-    """``ufw show added``: rule words -> comment. A lone address is listed without its prefix length."""
+    """``ufw show added``: rule words (in its own order) -> comment. A lone address is listed without its prefix length."""
     found = {}
     for line in text.splitlines():
         words = shlex.split(line) if line.startswith("ufw ") else []
