@@ -30,7 +30,9 @@ def network_of(value: Any, name: str) -> Network:
     try:
         network = ipaddress.ip_network(str(value).strip())
     except ValueError as error:
-        raise FilterError(f"{name}: {value!r}: {error}; wanted a network such as 10.1.0.0/24 or 2001:db8::/64") from None
+        raise FilterError(
+            f"{name}: {value!r}: {error}; wanted a network such as 10.1.0.0/24 or 2001:db8::/64"
+        ) from None
     if network.prefixlen < WIDEST[network.version]:
         raise FilterError(
             f"{name}: {value}: wider than any rack's network (/{WIDEST[network.version]}): it would let the world ask; "
@@ -98,7 +100,9 @@ def _listed(inputs: Mapping[str, Any], key: str) -> list[Any]:
 def _of_relay(inputs: Mapping[str, Any], own: set[Network]) -> list[Network]:
     clients = [network_of(value, "rack_firewall_client_networks") for value in _listed(inputs, "client_networks")]
     if not clients:
-        raise FilterError("rack_firewall_client_networks: empty; wanted the networks of the rack: nobody could ask this relay")
+        raise FilterError(
+            "rack_firewall_client_networks: empty; wanted the rack's networks: nobody could ask this relay"
+        )
     bmcs = [network_of(value, "rack_firewall_bmc_networks") for value in _listed(inputs, "bmc_networks")]
     others = [
         address_of(value, f"rack_firewall_{key}")
@@ -111,7 +115,9 @@ def _of_relay(inputs: Mapping[str, Any], own: set[Network]) -> list[Network]:
 def _of_node(inputs: Mapping[str, Any], own: set[Network]) -> list[Network]:
     relays = [address_of(value, "rack_firewall_relays") for value in _listed(inputs, "relays")]
     if not relays:
-        raise FilterError("rack_firewall_relays: empty; wanted the relays of the site: this node could ask nobody for the time")
+        raise FilterError(
+            "rack_firewall_relays: empty; wanted the site's relays: this node could ask nobody for the time"
+        )
     for one in relays:
         if one in own:
             raise FilterError(
@@ -152,7 +158,7 @@ def _balanced(rule: str) -> bool:
 
 
 def relay_outside_addresses(hostvars: Any, relays: Any, site: Any) -> list[str]:
-    """The addresses by which relays of other sites than ``site`` come: their rack_outside_address, where one is given."""
+    """The addresses by which relays of other sites than ``site`` come: their rack_outside_address, where given."""
     return [
         str(hostvars[host]["rack_outside_address"])
         for host in relays or []

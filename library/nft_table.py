@@ -24,7 +24,7 @@ options:
   step: {description: What to do., type: str, choices: [apply, trial, confirm], default: apply}
   family: {description: Family of the table., type: str, default: inet}
   table: {description: Name of the table. All of it is ours., type: str, required: true}
-  rules: {description: "A whole file for nft -f: the table, empty counters, flush, the rules.", type: str, required: true}
+  rules: {description: "A file for nft -f: the table, empty counters, flush, the rules.", type: str, required: true}
   path: {description: Where the file is kept for the boot., type: path, required: true}
   confirm_timeout_s: {description: Seconds until unconfirmed rules are taken back., type: int, default: 60}
   open_for:

@@ -88,14 +88,22 @@ def judge(policy: FirewallPolicy, root: str = "/", runner: Callable[..., Complet
     measured = ", ".join(f"{name} {counted[name].packets}" for name in policy.counters)
     leaked = policy.mode == "node" and EGRESS in counted and counted[EGRESS].packets > 0
     if not leaked:
-        return _row(subject, verdict.PASS, "ok", None, None, measured)
+        return _row(subject, verdict.PASS, "ok", None, None, measured=measured)
     reason = f"{counted[EGRESS].packets} packets for a foreign time server were stopped: something here asks one"
     hint = "journalctl -k -g ntp-egress (UID= is the sender); ss -uanp; chronyc sources"
-    return _row(subject, verdict.PASS, "leak", reason, hint, measured, verdict.WARNING)
+    return _row(subject, verdict.PASS, "leak", reason, hint, measured=measured, severity=verdict.WARNING)
 
 
-def _row(subject: str, judged: str, state: str, reason: str | None, hint: str | None, measured: str | None = None,
-         severity: str | None = None) -> dict[str, Any]:  # fmt: skip
+def _row(
+    subject: str,
+    judged: str,
+    state: str,
+    reason: str | None,
+    hint: str | None,
+    *,
+    measured: str | None = None,
+    severity: str | None = None,
+) -> dict[str, Any]:
     return verdict.check_row(
         CHECK, subject, judged, state, severity=severity, expected="as its file", measured=measured or state,
         source="nft list table", reason=reason, hint=hint,

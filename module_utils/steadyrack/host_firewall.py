@@ -38,7 +38,9 @@ class Opening(NamedTuple):
     what: str
 
 
-def openings(networks: Sequence[str], runner: Runner = run, ufw_configuration: str = UFW_CONFIGURATION) -> list[Opening]:
+def openings(
+    networks: Sequence[str], runner: Runner = run, ufw_configuration: str = UFW_CONFIGURATION
+) -> list[Opening]:
     """What the firewalls that run here lack before these networks can ask for the time."""
     if not networks:
         return []
@@ -106,9 +108,7 @@ def firewalld_openings(networks: Sequence[str], runner: Runner = run) -> list[Op
     return found
 
 
-def zones_of(
-    networks: Sequence[str], zones: dict[str, Zone], default: str, device: Callable[[str], str]
-) -> list[str]:
+def zones_of(networks: Sequence[str], zones: dict[str, Zone], default: str, device: Callable[[str], str]) -> list[str]:
     """The zones by which firewalld judges packets from these networks: a source's before an interface's (its rule)."""
     chosen: list[str] = []
     for network in networks:
@@ -135,7 +135,9 @@ def device_of(network: str, runner: Runner = run) -> str:
     try:
         return str(json.loads(out)[0]["dev"])
     except (ValueError, LookupError, TypeError):
-        raise ToolError("ip route get", out.strip() or "nothing", f"the interface towards {network}", "ip route") from None
+        raise ToolError(
+            "ip route get", out.strip() or "nothing", f"the interface towards {network}", "ip route"
+        ) from None
 
 
 def parse_zones(text: str) -> dict[str, Zone]:
@@ -186,7 +188,7 @@ def ufw_openings(networks: Sequence[str], runner: Runner = run) -> list[Opening]
 
 
 def parse_added(text: str) -> dict[tuple[str, ...], str]:
-    """``ufw show added``: rule words (in its own order) -> comment. A lone address is listed without its prefix length."""
+    """``ufw show added``: rule words (in ufw's order) -> comment. A lone address is listed without its /32."""
     found = {}
     for line in text.splitlines():
         words = shlex.split(line) if line.startswith("ufw ") else []

@@ -128,7 +128,9 @@ def parse_counters(text: str, table: Table) -> dict[str, Counter] | None:
             if counter and (counter["family"], counter["table"]) == (table.family, table.name):
                 found[counter["name"]] = Counter(int(counter["packets"]), int(counter["bytes"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ToolError("nft -j list counters", f"{type(error).__name__}: {error}", "its JSON", "nft --version") from None
+        raise ToolError(
+            "nft -j list counters", f"{type(error).__name__}: {error}", "its JSON", "nft --version"
+        ) from None
     return found or None
 
 

@@ -36,8 +36,15 @@ class Wish(NamedTuple):
         service = {key: params[key] for key in ("packages", "directories", "units")}
         service["files"] = [kept, *params["files"]]
         table = Table(params["family"], params["table"])
-        names = ("path", "confirm_timeout_s", "open_for")
-        return cls(params["step"], table, params["rules"], *(params[name] for name in names), service)
+        return cls(
+            params["step"],
+            table,
+            params["rules"],
+            params["path"],
+            params["confirm_timeout_s"],
+            params["open_for"],
+            service,
+        )
 
 
 def carry_out(
@@ -65,8 +72,12 @@ def carry_out(
         return result
     if step == TRIAL:
         before = nft.live(wish.table, runner)
-        nft_trial.start(wish.table, wish.rules, wish.confirm_timeout_s, connection, trial_directory, runner)
-        _tell(result, [f"load table {wish.table} on trial"], [nft.diff(wish.table, before, nft.live(wish.table, runner))])
+        nft_trial.start(
+            wish.table, wish.rules, wish.confirm_timeout_s, connection, directory=trial_directory, runner=runner
+        )
+        _tell(
+            result, [f"load table {wish.table} on trial"], [nft.diff(wish.table, before, nft.live(wish.table, runner))]
+        )
         return result
     if step == CONFIRM:
         nft_trial.confirm(wish.table, connection, trial_directory, runner)
@@ -102,7 +113,9 @@ def _differs(wish: Wish, result: Result, check_mode: bool, trial_directory: str,
         nft.load(wish.table, wish.rules, runner)
         left = nft.live(wish.table, runner)
         if left != wanted:
-            raise NotAppliedError(f"table {wish.table}", "other rules than were loaded", "the rules as given", "nft list ruleset")
+            raise NotAppliedError(
+                f"table {wish.table}", "other rules than were loaded", "the rules as given", "nft list ruleset"
+            )
     word = "put right" if proven else "load"
     _tell(result, [f"{word} table {wish.table}"], [nft.diff(wish.table, live, wanted)])
     return False

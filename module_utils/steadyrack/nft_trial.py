@@ -44,12 +44,15 @@ def start(
     text: str,
     timeout_s: int,
     connection: str | None,
+    *,
     directory: str = TRIAL_DIRECTORY,
     runner: Runner = run,
 ) -> None:
     """Arm the way back, then load. An unfinished trial keeps its first state: that is the one to go back to."""
     if timeout_s <= 0:
-        raise InputError("confirm timeout", f"{timeout_s} s", "more than 0 s", "correct rack_firewall_confirm_timeout_s")
+        raise InputError(
+            "confirm timeout", f"{timeout_s} s", "more than 0 s", "correct rack_firewall_confirm_timeout_s"
+        )
     target = nft.wanted(table, text, runner)
     nft.check(nft.replacement(table, text), runner)
     make_directory(directory)
@@ -61,14 +64,16 @@ def start(
     try:
         nft.load(table, text, runner)
         if nft.live(table, runner) != target:
-            raise NotAppliedError(f"table {table}", "other rules than were loaded", "the rules as given", "nft list ruleset")
+            raise NotAppliedError(
+                f"table {table}", "other rules than were loaded", "the rules as given", "nft list ruleset"
+            )
     except SteadyrackError:
         roll_back(table, directory, runner)
         raise
 
 
 def _keep_previous(table: Table, directory: str, runner: Runner) -> None:
-    """The script that brings the present table back, its counters included; one that nft itself would refuse is not kept."""
+    """The script that brings the present table back, counters included; one that nft would refuse is not kept."""
     done = runner(["nft", "list", "table", table.family, table.name], nft.NFT_TIMEOUT_S)
     before = done.out if done.rc == 0 else ""
     script = nft.replacement(table, before) if before else nft.removal(table)
@@ -147,7 +152,7 @@ def forget(directory: str = TRIAL_DIRECTORY) -> None:
 
 
 def ssh_connection(pid: int | None = None, root: str = "/") -> str | None:
-    """The SSH connection this process came by (SSH_CONNECTION of it or of an ancestor: sudo takes it away); None: none."""
+    """The SSH connection this process came by, None for none: SSH_CONNECTION, or an ancestor's (sudo takes it away)."""
     at = os.getpid() if pid is None else pid
     for _step in range(32):
         environment = read_bytes(os.path.join(root, "proc", str(at), "environ")) or b""

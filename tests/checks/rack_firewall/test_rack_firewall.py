@@ -70,13 +70,15 @@ def is_relay(node: Node) -> bool:
 
 def relays_of(node: Node) -> list[str]:
     """Whom this host may or should ask: its site's relays, itself left out."""
-    named = node.variables.get("rack_firewall_relays") if not is_relay(node) else None
+    named = None
+    if not is_relay(node):
+        named = node.variables.get("rack_firewall_relays") or node.variables.get("time_sync_relays")
     found = named or [address for name, address in node.site_relays().items() if name != node.name]
     return [str(address).strip("[]") for address in found]
 
 
 def somebody_else(node: Node) -> list[str]:
-    """An address of the node's own network that is no relay: a packet to it is routed, whether anybody is there or not."""
+    """An address of the node's own network that is no relay: routed, whether anybody is there or not."""
     taken = {*relays_of(node), str(node.variables.get("ansible_host", node.name))}
     for text in node.setting_or("rack_networks", []):
         network = ipaddress.ip_network(text)
@@ -130,12 +132,18 @@ class Chain:
             return (entry.get("family"), entry.get("table")) == (FAMILY, TABLE)
 
         chains = [one["chain"] for one in ruleset if "chain" in one and ours(one["chain"])]
-        asleep = [one["table"] for one in ruleset if "table" in one and (one["table"]["family"], one["table"]["name"]) ==
-                  (FAMILY, TABLE) and "dormant" in str(one["table"].get("flags", ""))]  # fmt: skip
+        asleep = [
+            table
+            for one in ruleset
+            if (table := one.get("table")) and (table["family"], table["name"]) == (FAMILY, TABLE)
+            if "dormant" in str(table.get("flags", ""))
+        ]
         names = [one["name"] for one in chains if one.get("hook") == hook and not asleep]
         self.there = len(names) == 1
         self.rules = [
-            one["rule"]["expr"] for one in ruleset if "rule" in one and ours(one["rule"]) and one["rule"]["chain"] in names
+            one["rule"]["expr"]
+            for one in ruleset
+            if "rule" in one and ours(one["rule"]) and one["rule"]["chain"] in names
         ]
 
     def troubles(self, service: tuple[str, int], side: str, good: list[Network]) -> list[str]:
@@ -214,7 +222,9 @@ class Rule:
             for operator, values in self._values(f"{family} {side}"):
                 if version != like.version:
                     return []
-                found = [network for value in values for network in _networks(value)] if operator in ("==", "in") else None
+                found = (
+                    [network for value in values for network in _networks(value)] if operator in ("==", "in") else None
+                )
         return found
 
     def within(self, side: str, good: list[Network]) -> bool:
@@ -227,14 +237,14 @@ class Rule:
 
     @property
     def loopback(self) -> bool:
-        return any(values == ["lo"] and operator == "==" for key in ("meta iifname", "meta oifname", "meta iif", "meta oif")
-                   for operator, values in self._values(key))  # fmt: skip
+        keys = ("meta iifname", "meta oifname", "meta iif", "meta oif")
+        return any(operator == "==" and values == ["lo"] for key in keys for operator, values in self._values(key))
 
     @property
     def reply(self) -> bool:
         """NTP mode 4 from port 123: an answer, which asks nothing of this host."""
-        mode = any(match["right"] == 4 and "payload" in json.dumps(match["left"]) and '"th"' in json.dumps(match["left"])
-                   for match in self.matches)  # fmt: skip
+        raw = [json.dumps(match["left"]) for match in self.matches if match["right"] == 4]
+        mode = any('"payload"' in text and '"th"' in text for text in raw)
         return mode and any(values == [123] for _op, values in self._values("udp sport"))
 
 
@@ -301,7 +311,9 @@ def test_the_rules_leave_no_other_way_for_ntp(node: Node, record: Record) -> Non
         ("input", "saddr", [], (COMMAND,), "no chronyc from elsewhere"),
     ]
     if not is_relay(node):
-        wanted += [(hook, "daddr", good, (NTP, NTS), f"asks {_told(node, good)} only") for hook in ("output", "forward")]
+        wanted += [
+            (hook, "daddr", good, (NTP, NTS), f"asks {_told(node, good)} only") for hook in ("output", "forward")
+        ]
     for hook, side, networks, services, expected in wanted:
         chain = Chain(ruleset, hook)
         troubles = [] if chain.there else ["the table has no such chain, or sleeps"]
@@ -344,7 +356,9 @@ def test_relays_answer_and_others_cannot_be_asked(node: Node, record: Record) ->
     if other is not None:
         found.append(_other_row(other))
     if not found:
-        found.append(row("firewall.ntp", "relays", PASS, state="alone", expected="none", measured="the only relay of its site"))
+        found.append(
+            row("firewall.ntp", "relays", PASS, state="alone", expected="none", measured="the only relay of its site")
+        )
     record(found)
 
 
@@ -360,7 +374,11 @@ def _other_row(other: dict[str, Any]) -> Row:
     good = other["said"].startswith("error: ") and counted >= 1
     if good:
         return row("firewall.ntp", subject, PASS, state="refused", **{**fields, "hint": None})
-    why = "it was not refused" if not other["said"].startswith("error: ") else "it was refused by somebody else: not counted here"
+    why = (
+        "it was not refused"
+        if not other["said"].startswith("error: ")
+        else "it was refused by somebody else: not counted here"
+    )
     return row("firewall.ntp", subject, FAIL, state="open", reason=why, **fields)
 
 
