@@ -32,6 +32,8 @@ options:
     type: list
     elements: str
     default: []
+  trial_directory: {description: Where an unconfirmed trial is noted., type: path, default: /run/steadyrack/firewall}
+  pending_directory: {description: As in M(service_config)., type: path, default: /var/lib/steadyrack/pending}
   packages: {description: As in M(service_config)., type: list, elements: str, default: []}
   directories: {description: As in M(service_config)., type: list, elements: dict, default: []}
   files: {description: As in M(service_config)., type: list, elements: dict, default: []}
@@ -59,7 +61,8 @@ counters: {description: Packets by name of counter., type: dict, returned: when 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.steadyrack.errors import SteadyrackError
 from ansible.module_utils.steadyrack.nft_service import Wish, carry_out
-from ansible.module_utils.steadyrack.nft_trial import ssh_connection
+from ansible.module_utils.steadyrack.nft_trial import TRIAL_DIRECTORY, ssh_connection
+from ansible.module_utils.steadyrack.service_config import PENDING_DIRECTORY
 
 
 def main():
@@ -74,6 +77,8 @@ def main():
             "path": {"type": "path", "required": True},
             "confirm_timeout_s": {"type": "int", "default": 60},
             "open_for": words,
+            "trial_directory": {"type": "path", "default": TRIAL_DIRECTORY},
+            "pending_directory": {"type": "path", "default": PENDING_DIRECTORY},
             "packages": words,
             "directories": entries,
             "files": entries,

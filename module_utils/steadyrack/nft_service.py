@@ -25,6 +25,8 @@ class Wish(NamedTuple):
     confirm_timeout_s: int
     open_for: list[str]
     service: dict[str, Any]
+    trial_directory: str
+    pending_directory: str
 
     @classmethod
     def from_params(cls, params: dict[str, Any]) -> Wish:
@@ -44,18 +46,14 @@ class Wish(NamedTuple):
             params["confirm_timeout_s"],
             params["open_for"],
             service,
+            params["trial_directory"],
+            params["pending_directory"],
         )
 
 
-def carry_out(
-    wish: Wish,
-    check_mode: bool,
-    connection: str | None,
-    trial_directory: str = nft_trial.TRIAL_DIRECTORY,
-    runner: Runner = run,
-) -> dict[str, Any]:
+def carry_out(wish: Wish, check_mode: bool, connection: str | None, runner: Runner = run) -> dict[str, Any]:
     """One step; the result is what the module returns."""
-    service = service_config.apply(wish.service, check_mode=True, runner=runner)
+    service = service_config.apply(wish.service, True, wish.pending_directory, runner)
     result: dict[str, Any] = {
         "changed": False,
         "diff": [],
@@ -73,20 +71,20 @@ def carry_out(
     if step == TRIAL:
         before = nft.live(wish.table, runner)
         nft_trial.start(
-            wish.table, wish.rules, wish.confirm_timeout_s, connection, directory=trial_directory, runner=runner
+            wish.table, wish.rules, wish.confirm_timeout_s, connection, directory=wish.trial_directory, runner=runner
         )
         _tell(
             result, [f"load table {wish.table} on trial"], [nft.diff(wish.table, before, nft.live(wish.table, runner))]
         )
         return result
     if step == CONFIRM:
-        nft_trial.confirm(wish.table, connection, trial_directory, runner)
+        nft_trial.confirm(wish.table, connection, wish.trial_directory, runner)
         _tell(result, [f"keep table {wish.table}"], [])
-    elif _differs(wish, result, check_mode, trial_directory, runner):
+    elif _differs(wish, result, check_mode, runner):
         return result  # the caller's turn; nothing has been changed
     if not check_mode and (service["actions"] or step == CONFIRM):
-        service = service_config.apply(wish.service, runner=runner)
-        nft_trial.forget(trial_directory)
+        service = service_config.apply(wish.service, False, wish.pending_directory, runner)
+        nft_trial.forget(wish.trial_directory)
         result["checks"] = service["checks"]
     _tell(result, service["actions"], service["diff"])
     _open(wish, result, check_mode, runner)
@@ -95,14 +93,14 @@ def carry_out(
     return result
 
 
-def _differs(wish: Wish, result: Result, check_mode: bool, trial_directory: str, runner: Runner) -> bool:
+def _differs(wish: Wish, result: Result, check_mode: bool, runner: Runner) -> bool:
     """Compare the live table with the wanted one; True when the wanted one has to be tried first.
 
     Rules that are those of the boot file were confirmed once: that file is written after a confirmation only.
     So a flushed or edited table is put right at once. Rules that nobody has confirmed are not, though they be live.
     """
     wanted, live = nft.wanted(wish.table, wish.rules, runner), nft.live(wish.table, runner)
-    unconfirmed = nft_trial.pending(trial_directory) is not None
+    unconfirmed = nft_trial.pending(wish.trial_directory) is not None
     if live == wanted and not unconfirmed:
         return False
     proven = read_bytes(wish.path) == wish.rules.encode("utf-8") and not unconfirmed
