@@ -49,9 +49,9 @@ def address_of(value: Any, name: str) -> Network:
         address = ipaddress.ip_address(bare)
     except ValueError:
         raise FilterError(
-            f"{name}: {value!r} is no address; wanted an IPv4 or IPv6 address: a name would be looked up once, when the "
-            "rules are loaded, and at boot not at all. Next: give the address in ansible_host, rack_outside_address or "
-            f"{name}"
+            f"{name}: {value!r} is no address; wanted an IPv4 or IPv6 address: a name would be looked up once, "
+            "when the rules are loaded, and at boot not at all. "
+            f"Next: give the address in ansible_host, rack_outside_address or {name}"
         ) from None
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id:

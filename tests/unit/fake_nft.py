@@ -35,8 +35,9 @@ if args[:1] == ["delete"]:
     os.path.exists(state) and os.unlink(state); sys.exit(0)
 if "list" in args and "counters" in args:
     table = live() or {{"counters": {{}}}}
-    print(json.dumps({{"nftables": [{{"metainfo": {{}}}}, *({{"counter": {{"family": "inet", "table": "t", "name": name,
-        "handle": 1, "packets": packets, "bytes": 0}}}} for name, packets in table["counters"].items())]}})); sys.exit(0)
+    where = {{"family": "inet", "table": "t", "bytes": 0}}
+    found = [{{"counter": {{**where, "name": name, "packets": n}}}} for name, n in table["counters"].items()]
+    print(json.dumps({{"nftables": [{{"metainfo": {{}}}}, *found]}})); sys.exit(0)
 if "list" in args:
     table = live()
     print(shown(table, "--stateless" not in args) if table else absent(), end=""); sys.exit(0)
