@@ -132,8 +132,8 @@ def test_killed_between_loading_and_confirming_ends_in_the_old_state(rack: Rack,
     """Rules that harm nobody: nothing but the missing confirmation takes them back."""
     rule = [{"chain": "input", "rule": "tcp dport 9999 drop"}]
     process = subprocess.Popen(
-        trial_of(rule), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
-        start_new_session=True,
+        trial_of(rule), cwd=ROOT, env=environment(), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     until = time.monotonic() + 60
     while not all("dport 9999" in table(rack, host) for host in NODES):
