@@ -21,6 +21,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "package_mirror_cache_mb": (1, 100_000_000),
     "package_mirror_cache_object_mb": (1, 1_000_000),
     "package_mirror_port": (1, 65535),
+    "rack_firewall_confirm_timeout_s": (5, 3600),
     "time_sync_alarm_ms": (0.001, 3_600_000),
     "time_sync_warn_ms": (0.001, 3_600_000),
     "time_sync_max_clock_error_ppm": (0.001, 500_000),

@@ -43,7 +43,7 @@ from steadyrack.run import run
 
 # Modules of the package that answer for one subsystem each: `checks(root)` gives its rows and does not
 # raise for what it finds. A module that this node's copy does not have is left out.
-CHECK_PROVIDERS = ("gpu_checks", "agent_checks", "time_checks")
+CHECK_PROVIDERS = ("gpu_checks", "agent_checks", "time_checks", "firewall_checks")
 # Nobody asks these on a host that has no GPUs to keep (a relay).
 GPU_PROVIDERS = ("gpu_checks",)
 

@@ -37,6 +37,9 @@ GROUPS = {"relay-a1": "relays", "gpu-a1": "gpu_nodes"}
 def good_evidence(base: str) -> dict[str, Any]:
     """As recorded; the agent's files are those of this checkout, which has gone on since the recording."""
     evidence = json.loads((EVIDENCE / f"{base}.json").read_text())
+    for part in sorted(EVIDENCE.glob(f"{base}.*.json")):  # what was recorded apart, for one role
+        for section, entries in json.loads(part.read_text()).items():
+            evidence[section].update(entries)
     package, programs = "/usr/lib/steadyrack/steadyrack", "/usr/lib/steadyrack"
     files = ROOT / "roles" / "node_agent" / "files"
     pynvml = importlib.util.find_spec("pynvml")
