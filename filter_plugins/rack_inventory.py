@@ -210,9 +210,9 @@ def server_addresses(values: Any, name: str = "sources") -> list[str]:
 
 def source_entries(values: Any, name: str = "sources") -> list[dict[str, Any]]:
     """Servers as ``chrony_config`` takes them, of names, addresses or dictionaries; checked by ``server_addresses``."""
-    listed = list(values) if isinstance(values, (list, tuple)) else values
-    plain = [entry["address"] if isinstance(entry, Mapping) else entry for entry in listed] if listed else listed
-    bare = server_addresses(plain, name)
+    listed = list(values) if isinstance(values, (list, tuple)) else []
+    plain = [entry.get("address") if isinstance(entry, Mapping) else entry for entry in listed]
+    bare = server_addresses(plain if listed else values, name)
     return [
         {**entry, "address": address} if isinstance(entry, Mapping) else {"address": address}
         for entry, address in zip(listed, bare, strict=True)

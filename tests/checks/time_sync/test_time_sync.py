@@ -385,7 +385,8 @@ def _source_row(source: Source, wanted: bool, usable: bool) -> Row:
 @pytest.mark.check("time.offset")
 def test_the_clock_is_within_its_alarm(node: Node, record: Record) -> None:
     """|offset| + root dispersion + root delay / 2, the most by which the clock can be wrong."""
-    alarm_ms, warn_ms = float(node.setting("time_sync_alarm_ms")), node.setting_or("time_sync_warn_ms", None)
+    alarm_ms = float(node.setting("time_sync_alarm_ms"))
+    warn_ms = float(node.setting_or("time_sync_warn_ms", 0)) or round(alarm_ms / 3, 3)
     tracking = tracking_of(node)
     why = why_not_followed(tracking, sources_of(node), node.evidence["now"])
     fields: dict[str, Any] = {"expected": alarm_ms, "unit": "ms", "source": "chronyc tracking"}
@@ -394,7 +395,7 @@ def test_the_clock_is_within_its_alarm(node: Node, record: Record) -> None:
         record([row("time.offset", node.name, UNKNOWN, reason=f"the clock {why}", **fields)])
         return
     bound_ms = tracking.bound_s * 1000
-    warned = warn_ms is not None and float(warn_ms) < bound_ms <= alarm_ms
+    warned = warn_ms < bound_ms <= alarm_ms
     record(
         [
             judged(
