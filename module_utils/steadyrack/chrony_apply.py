@@ -113,8 +113,9 @@ def wishes(
          "on_change": "none"},
     ]  # fmt: skip
     if config.keys:
-        files.insert(0, {"path": paths.keyfile, "content": chrony_config.keys_text(config), "mode": "0640", "no_diff": True,
-                         "owner": paths.owner, "group": paths.group, "on_change": "reload"})  # fmt: skip
+        files.insert(0, {"path": paths.keyfile, "content": chrony_config.keys_text(config), "mode": "0640",
+                         "owner": paths.owner, "group": paths.group, "on_change": "reload",
+                         "no_diff": True})  # fmt: skip
     else:
         files.insert(0, {"path": paths.keyfile, "state": "absent", "on_change": "reload", "no_diff": True})
     reload_command = chrony_config.reload_command(config, version)
