@@ -604,8 +604,9 @@ def check_servers(inventory: Inventory) -> None:
         for name, rule in rules.items():
             value = inventory.variables[host].get(name)
             if isinstance(value, (list, tuple)):
-                # An upstream may be a dictionary that says more of it.
-                value = [entry.get("address") if isinstance(entry, Mapping) else entry for entry in value]
+                # An upstream may be a dictionary that says more of it; one without an address is named by time_errors.
+                entries = [entry for entry in value if not isinstance(entry, Mapping) or "address" in entry]
+                value = [entry["address"] if isinstance(entry, Mapping) else entry for entry in entries]
             if value:
                 try:
                     rule(value, name)

@@ -124,6 +124,8 @@ def _entry(value: Any, where: str) -> dict[str, Any]:
         raise FilterError(f"{where}.offset_s: {offset!r}; wanted seconds, at most 1 either way")
     if not isinstance(given.get("nts", False), bool):
         raise FilterError(f"{where}.nts: {given['nts']!r}; wanted true or false")
+    if not isinstance(given.get("operator", ""), (str, type(None))):
+        raise FilterError(f"{where}.operator: {given['operator']!r}; wanted a name")
     operator = str(given.get("operator") or operator_of(address)).strip().lower()
     return {"address": str(address).strip(), "operator": operator, "nts": given.get("nts", False), "offset_s": offset}
 

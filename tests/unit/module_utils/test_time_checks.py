@@ -58,7 +58,7 @@ def test_where_the_role_never_ran_nothing_is_judged(node: FakeNode, tmp_path: Pa
         "",
         "{",
         "[]",
-        {**NOTE, "version": 2},
+        {**NOTE, "version": 3},
         {**NOTE, "mode": "server"},
         {**NOTE, "sources": []},
         {**NOTE, "sources": "10.0.0.1"},
