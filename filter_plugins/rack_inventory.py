@@ -212,9 +212,9 @@ def server_addresses(values: Any, name: str = "sources") -> list[str]:
 
 def source_entries(values: Any, name: str = "sources") -> list[dict[str, Any]]:
     """Servers as ``chrony_config`` takes them, of names, addresses or dictionaries; checked by ``server_addresses``."""
-    listed = list(values) if isinstance(values, (list, tuple)) else values
-    plain = [entry["address"] if isinstance(entry, Mapping) else entry for entry in listed] if listed else listed
-    bare = server_addresses(plain, name)
+    listed = list(values) if isinstance(values, (list, tuple)) else []
+    plain = [entry.get("address") if isinstance(entry, Mapping) else entry for entry in listed]
+    bare = server_addresses(plain if listed else values, name)
     return [
         {**entry, "address": address} if isinstance(entry, Mapping) else {"address": address}
         for entry, address in zip(listed, bare, strict=True)
@@ -643,8 +643,9 @@ def check_servers(inventory: Inventory) -> None:
         for name, rule in rules.items():
             value = inventory.variables[host].get(name)
             if isinstance(value, (list, tuple)):
-                # An upstream may be a dictionary that says more of it.
-                value = [entry.get("address") if isinstance(entry, Mapping) else entry for entry in value]
+                # An upstream may be a dictionary that says more of it; one without an address is named by time_errors.
+                entries = [entry for entry in value if not isinstance(entry, Mapping) or "address" in entry]
+                value = [entry["address"] if isinstance(entry, Mapping) else entry for entry in entries]
             if value:
                 try:
                     rule(value, name)

@@ -1,4 +1,7 @@
-"""What the roles write into chrony's, squid's and apt's configuration, for inputs of every kind."""
+"""What the role package_mirror writes into squid's and apt's configuration, for inputs of every kind.
+
+What is written for chrony comes from its module: tests/unit/module_utils/test_chrony_config.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ ROLES = Path(__file__).resolve().parents[3] / "roles"
 
 
 def render(role: str, template: str, **inputs: Any) -> str:
-    """A template of a role with its defaults, its own private variables and ``inputs``, as Ansible would render it."""
+    """A template of a role with its defaults, its own private variable and ``inputs``, as Ansible would render it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROLES / role / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -27,95 +30,13 @@ def render(role: str, template: str, **inputs: Any) -> str:
     environment.filters.update({**rack_inventory.FilterModule().filters(), **destinations.FilterModule().filters()})
     values = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text())
     values.update(inputs)
-    if role == "time_sync":
-        private = yaml.safe_load((ROLES / role / "vars/main.yml").read_text())
-        values["__time_sync_family"] = private["__time_sync_families"]["Debian"]
-        relay = values["time_sync_mode"] == "relay"
-        values["__time_sync_sources"] = rack_inventory.server_addresses(
-            values["time_sync_upstreams"] if relay else values["time_sync_relays"]
-        )
-    else:
-        values["__package_mirror_script"] = "/usr/local/sbin/steadyrack-apt-proxy"
+    values["__package_mirror_script"] = "/usr/local/sbin/steadyrack-apt-proxy"
     return environment.get_template(template).render(values)
 
 
 def directives(text: str) -> list[str]:
     """Lines that say something."""
     return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "//"))]
-
-
-RELAY = {"time_sync_mode": "relay", "time_sync_client_networks": ["10.1.0.0/24", "2001:db8:1::/64"]}
-CLIENT = {"time_sync_relays": ["10.1.0.21", "[2001:db8:1::21]"]}
-
-
-def test_a_relay_serves_the_networks_of_both_families_and_nobody_else_c35() -> None:
-    """C35."""
-    lines = directives(render("time_sync", "chrony.conf.j2", **RELAY))
-    assert [line for line in lines if line.startswith("allow")] == ["allow 10.1.0.0/24", "allow 2001:db8:1::/64"]
-    assert "port 0" not in lines
-
-
-def test_a_client_serves_nobody() -> None:
-    lines = directives(render("time_sync", "chrony.conf.j2", **CLIENT))
-    assert "port 0" in lines
-    assert not any(line.startswith("allow") for line in lines)
-
-
-@pytest.mark.parametrize("inputs", [RELAY, CLIENT], ids=["relay", "client"])
-def test_only_our_own_sources_are_read_c27(inputs: dict[str, Any]) -> None:
-    """C27."""
-    lines = directives(render("time_sync", "chrony.conf.j2", **inputs))
-    assert [
-        line for line in lines if line.startswith(("sourcedir", "confdir", "include", "server", "pool", "peer"))
-    ] == ["sourcedir /etc/chrony/steadyrack.d"]
-
-
-@pytest.mark.parametrize("inputs", [RELAY, CLIENT], ids=["relay", "client"])
-def test_no_host_serves_a_clock_of_its_own(inputs: dict[str, Any]) -> None:
-    assert not any(line.startswith("local") for line in directives(render("time_sync", "chrony.conf.j2", **inputs)))
-
-
-@pytest.mark.parametrize(
-    ("inputs", "step"), [(RELAY, "makestep 1 3"), (CLIENT, "makestep 0.1 3")], ids=["relay", "client"]
-)
-def test_the_clock_steps_only_in_the_first_updates_c29_c34(inputs: dict[str, Any], step: str) -> None:
-    """C29, C34."""
-    lines = directives(render("time_sync", "chrony.conf.j2", **inputs))
-    assert [line for line in lines if line.startswith("makestep")] == [step]
-
-
-@pytest.mark.parametrize("inputs", [RELAY, CLIENT], ids=["relay", "client"])
-def test_every_source_gets_iburst_c37(inputs: dict[str, Any]) -> None:
-    """C37."""
-    lines = directives(render("time_sync", "steadyrack.sources.j2", **inputs))
-    assert lines
-    assert all(line.startswith("server ") and " iburst " in line for line in lines)
-
-
-def test_sources_are_written_bare_and_with_the_polls_asked_for() -> None:
-    assert directives(render("time_sync", "steadyrack.sources.j2", **CLIENT, time_sync_relay_minpoll=0)) == [
-        "server 10.1.0.21 iburst minpoll 0 maxpoll 4 xleave",
-        "server 2001:db8:1::21 iburst minpoll 0 maxpoll 4 xleave",
-    ]
-    relay = render("time_sync", "steadyrack.sources.j2", **RELAY)
-    assert "server ntp.aliyun.com iburst minpoll 6 maxpoll 8 maxdelay 0.2\n" in relay
-    assert len(directives(relay)) == 4
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        {**RELAY, "time_sync_client_networks": []},
-        {**RELAY, "time_sync_client_networks": ["0.0.0.0/0"]},
-        {**RELAY, "time_sync_upstreams": []},
-        {**RELAY, "time_sync_upstreams": ["a.example", "a.example"]},
-        {"time_sync_relays": []},
-        {"time_sync_relays": ["10.0.0.300"]},
-    ],
-)
-def test_inputs_that_make_no_sense_are_refused_while_rendering(inputs: dict[str, Any]) -> None:
-    with pytest.raises(rack_inventory.FilterError, match="wanted"):
-        render("time_sync", "chrony.conf.j2", **inputs)
 
 
 # --- package_mirror ------------------------------------------------------------------------------------
