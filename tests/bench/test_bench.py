@@ -30,7 +30,9 @@ def rows():
         ("site.yml, no change, without acceptance", 25, 20),
         ("role time_sync (nodes)", 5, 3),
         ("role node_agent", 5, 3),
+        ("role rack_firewall", 5, 3),
         ("role gpu_policy", 5, 3),
+        ("time gate", 3, 1),
         ("acceptance", 10, 5),
     ],
 )

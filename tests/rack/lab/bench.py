@@ -30,7 +30,9 @@ ROWS: dict[str, list[str]] = {
     "site.yml, no change, without acceptance": ["site.yml", "--skip-tags", "acceptance"],
     "  role time_sync (nodes)": ["playbooks/time.yml"],
     "  role node_agent": ["playbooks/agent.yml"],
+    "  role rack_firewall": ["playbooks/firewall.yml"],
     "  role gpu_policy": ["playbooks/gpu.yml"],
+    "time gate": ["playbooks/time_gate.yml"],
     "acceptance": ["playbooks/acceptance.yml"],
 }
 INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
@@ -45,6 +47,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--nodes", type=int, action="append", help="GPU nodes (default: 1, 4 and 16, one after the other)"
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each row (default 3)")
+    parser.add_argument(
+        "--timesync", type=Path, metavar="DIR", help="a copy of linux-system-roles/timesync to compare with"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the containers up")
 
 
@@ -54,6 +59,8 @@ def command(args: argparse.Namespace) -> int:
     rows = []
     for number in args.nodes or [1, 4, 16]:
         rows += measure(number, args.rounds)
+        if args.timesync:
+            rows += against(number, args.rounds, args.timesync.resolve())
     if not args.keep:
         hosts.down(rack_of(1))
     out = ROOT / "reports" / "bench.json"
@@ -158,6 +165,37 @@ def measure(nodes: int, rounds: int) -> list[dict]:
         )
         step(f"bench: {nodes} nodes, {name.strip()}: {wall} x ping")
     return results
+
+
+def against(nodes: int, rounds: int, role: Path) -> list[dict]:
+    """Both time roles on the same nodes in the same minutes, with nothing left to change; CPU of ours over theirs.
+
+    The two write the same files, so each is run once before its own rounds, and ours at the end.
+    """
+    rack, folder = rack_of(nodes), STATE / "bench" / "inventory"
+    theirs = folder.parent / "timesync.yml"
+    relays = [h.ssh_address for h in rack.hosts.values() if not h.gpu_profile and not h.upstream_clocks]
+    servers = [{"hostname": address, "iburst": True, "minpoll": 4, "maxpoll": 4} for address in relays]
+    play = {"hosts": "gpu_nodes", "become": True, "roles": [{"role": str(role)}],
+            "vars": {"timesync_ntp_provider": "chrony", "timesync_ntp_servers": servers}}  # fmt: skip
+    theirs.write_text(json.dumps([play]))
+    cost: dict[str, list[tuple[float, float, float]]] = {}
+    for name, words in (("theirs", [str(theirs)]), ("ours", ["playbooks/time.yml"])):
+        _playbook(folder, words)
+        cost[name] = [_cost(rack, partial(_playbook, folder, words)) for _ in range(rounds)]
+    commands = {
+        name: re.findall(r"^<([^>]+)> SSH: EXEC", _playbook(folder, [*words, "-vvv"]), re.M)
+        for name, words in (("theirs", [str(theirs)]), ("ours", ["playbooks/time.yml"]))
+    }
+    _playbook(folder, ["playbooks/time.yml"])
+    wall, both, controller = (
+        round(statistics.median(o / t for o, t in zip(ours, th, strict=True)), 3)
+        for ours, th in zip(zip(*cost["ours"], strict=True), zip(*cost["theirs"], strict=True), strict=True)
+    )
+    counts = {name: max(seen.count(a) for a in set(seen)) for name, seen in commands.items()}
+    step(f"bench: {nodes} nodes, our time role / linux-system-roles/timesync: CPU {both}, commands {counts}")
+    return [{"nodes": nodes, "run": "time_sync / linux-system-roles timesync", "wall": wall, "cpu (both sides)": both,
+             "cpu (controller)": controller, "commands": f"{counts['ours']} / {counts['theirs']}"}]  # fmt: skip
 
 
 def _ansible(folder: Path, words: list[str]) -> str:

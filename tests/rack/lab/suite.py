@@ -29,7 +29,7 @@ ALLOWED_SKIPS = (
     r"no second Python \(3\.12 or newer\) on this machine",
     r"only on a machine with an NVIDIA GPU",
 )
-SLOW = ("time", "vm", "nvidia-smi", "bench")
+SLOW = ("time", "firewall", "vm", "nvidia-smi", "bench")
 """Stages of --all only."""
 
 
@@ -264,6 +264,12 @@ def scenarios(outcome: Outcome) -> None:
     _pytest(outcome, "time", ["tests/time"])
 
 
+def firewall(outcome: Outcome) -> None:
+    """New rules that cut SSH, on the molecule rack: the way back, and what survives a flush, a reload and a restart."""
+    hosts.up(load("molecule"))
+    _pytest(outcome, "firewall", ["tests/firewall"])
+
+
 def vm(outcome: Outcome) -> None:
     """A real Debian kernel under QEMU: what containers cannot show."""
     _pytest(outcome, "vm", ["tests/vm"])
@@ -298,6 +304,7 @@ STAGES: dict[str, Callable[[Outcome], None]] = {
     "demo": demo,
     "other": other,
     "time": scenarios,
+    "firewall": firewall,
     "vm": vm,
     "nvidia-smi": nvidia_smi,
     "bench": bench,
