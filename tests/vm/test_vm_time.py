@@ -178,7 +178,7 @@ class Node:
         """Sample the clock while something is done, and some seconds more."""
         self.ssh("touch /run/clock-watch && cat > /run/sampler.py", stdin=SAMPLER)
         self.ssh("systemd-run -q --collect --unit=clock-watch sh -c 'exec python3 /run/sampler.py > /run/samples'")
-        assert eventually(lambda: self.ssh("cat /run/samples") != "", 20)
+        assert eventually(lambda: self.ssh("cat /run/samples", check=False) != "", 60)
         action()
         time.sleep(after_s)
         text = self.ssh("rm /run/clock-watch; while systemctl -q is-active clock-watch; do sleep .1; done;"
@@ -206,6 +206,10 @@ class Node:
 
     def steps(self) -> list[tuple[float, str]]:
         return [row for row in self.journal("chrony") if "System clock was stepped" in row[1]]
+
+    def chronyd_began(self) -> float:
+        """Seconds after the kernel's start, the first time."""
+        return next(when for when, line in self.journal("chrony") if line.startswith("chronyd version"))
 
     def settled(self) -> list[tuple[float, str]]:
         """How steadyrack-time-settle has ended, each time."""
@@ -319,25 +323,26 @@ def test_with_consent_it_is_set_and_chrony_comes_through_the_relay(node: Node) -
 def test_a_node_that_boots_with_a_clock_a_year_off_steps_by_itself_then_never_again(node: Node) -> None:
     node.power_cycle(YEAR)
     assert eventually(lambda: len(node.settled()) > 0, 120)
-    (stepped, what), (closed, why) = node.steps()[0], node.settled()[0]
-    print(f"booted a year behind: stepped {stepped:.1f} s after the kernel's start ({what}), settled at {closed:.1f} s")
+    (stepped, what), (closed, why), began = node.steps()[0], node.settled()[0], node.chronyd_began()
+    print(f"booted a year behind: chronyd began {began:.1f} s after the kernel's start, stepped {stepped - began:.1f} s "
+          f"later ({what}), settled {closed - began:.1f} s later")  # fmt: skip
     size = float(re.search(r"stepped by ([-0-9.]+) seconds", what)[1])
     assert abs(size - YEAR.total_seconds()) < CLOSE_S
     assert why.endswith(f"the clock follows {RELAY_ADDRESS}")
-    assert stepped < closed < 120
+    assert began < stepped < closed < began + 90
     assert node.held()
     assert "-R" not in node.options()  # as chronyd was started in this boot, the file was not there
     assert abs(node.offset_s()) < SYNCHRONISED_S
 
 
 def judge_slew(node: Node, samples: Samples, own_ppm: float) -> None:
-    tail = samples.last(10.0)
-    bent = tail.ppm - own_ppm
+    """No step, and the clock, which is ahead, is slowed down as much as it may be and no more."""
+    bent = samples.last(10.0).ppm - own_ppm
     print(f"largest jump {samples.largest_jump_s * 1e3:.3f} ms in {samples.seconds:.1f} s, bent by {bent:+.1f} ppm "
           f"(own rate {own_ppm:+.1f} ppm); chronyd: {node.tracking()[4]} s outstanding")  # fmt: skip
     assert samples.largest_jump_s < JUMP_S
-    assert abs(bent) < SLEW_PPM + NOISE_PPM
-    assert bent < -SLEW_PPM + NOISE_PPM  # it is bent, and as fast as it may
+    assert -SLEW_PPM - NOISE_PPM < bent < -SLEW_PPM + NOISE_PPM
+    assert node.options()[-2:] == ["-r", "-R"]
 
 
 def test_a_restart_after_settling_does_not_step_what_is_off(node: Node) -> None:
@@ -346,12 +351,10 @@ def test_a_restart_after_settling_does_not_step_what_is_off(node: Node) -> None:
     steps, own_ppm = node.steps(), node.own_ppm()
     node.ssh("systemctl stop chrony")
     node.move_clock(0.3)
-    samples = node.during(lambda: node.ssh("systemctl start chrony"), after_s=20)
-    assert node.options()[-2:] == ["-r", "-R"]
-    assert any("Loaded dump file" in line for _, line in node.journal("chrony"))
-    judge_slew(node, samples, own_ppm)
-    samples = node.during(lambda: node.ssh("systemctl restart chrony"), after_s=20)
-    judge_slew(node, samples, own_ppm)
+    judge_slew(node, node.during(lambda: node.ssh("systemctl start chrony"), after_s=20), own_ppm)
+    # A restart keeps the samples; a stop does not, chrony's unit removes the folder they are in.
+    judge_slew(node, node.during(lambda: node.ssh("systemctl restart chrony"), after_s=12), own_ppm)
+    assert sum("Loaded dump file" in line for _, line in node.journal("chrony")) == 1
     assert node.steps() == steps
 
 
@@ -361,7 +364,8 @@ def test_a_changed_configuration_restarts_chronyd_without_a_step(node: Node) -> 
     wanted = "-e time_sync_max_clock_error_ppm=6 -e time_sync_wait_s=0"
     samples = node.during(lambda: good(node.play("playbooks/time.yml", wanted)), after_s=12)
     assert node.ssh("systemctl show -P MainPID chrony") != before
-    assert node.options()[-2:] == ["-r", "-R"]
+    assert "maxclockerror 6" in node.ssh("cat /etc/chrony/chrony.conf")
+    assert sum("Loaded dump file" in line for _, line in node.journal("chrony")) == 2
     judge_slew(node, samples, own_ppm)
     assert node.steps() == steps
 
