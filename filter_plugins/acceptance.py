@@ -20,7 +20,9 @@ PREFIXES = ("rack_", "acceptance_", "gpu_policy_", "node_agent_", "package_mirro
 # A result that gpu.yml keeps as a fact of every host, not a rack fact: the plan is handed over host by host.
 DERIVED = ("rack_plan",)
 # Not even under those names: a report is read by more people than the inventory.
-SECRET = re.compile(r"pass(word|phrase)?(_|$)|secret|token|credential|(^|_)psk(_|$)|_keys?$")
+SECRET = re.compile(
+    r"pass(word|phrase)?(_|$)|secret|token|credential|(^|_)psk(_|$)|_keys?$|webhook_url$|webhook_proxy$"
+)
 
 VERDICTS = ("pass", "fail", "unknown", "not_judged")
 ORDER = {"fail": 0, "unknown": 1, "not_judged": 2, "pass": 3}

@@ -28,6 +28,8 @@ RACK_FACTS = (
     "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus", "rack_active_gpus",
     "rack_networks", "rack_uplink_note", "rack_outside_address", "rack_bmc_networks",
 )  # fmt: skip
+# A role whose inputs begin like facts do; they are judged as inputs (check_role_inputs).
+ROLE_LIKE_FACTS = "rack_firewall_"
 GPU_KEYS = ("model", "count", "power_max_w", "power_min_w", "power_cap_w", "idle_w", "link_width")
 # PCI Express link widths that a graphics card may train to (PCIe base specification).
 LINK_WIDTHS = (1, 2, 4, 8, 16)
@@ -210,9 +212,9 @@ def server_addresses(values: Any, name: str = "sources") -> list[str]:
 
 def source_entries(values: Any, name: str = "sources") -> list[dict[str, Any]]:
     """Servers as ``chrony_config`` takes them, of names, addresses or dictionaries; checked by ``server_addresses``."""
-    listed = list(values) if isinstance(values, (list, tuple)) else values
-    plain = [entry["address"] if isinstance(entry, Mapping) else entry for entry in listed] if listed else listed
-    bare = server_addresses(plain, name)
+    listed = list(values) if isinstance(values, (list, tuple)) else []
+    plain = [entry.get("address") if isinstance(entry, Mapping) else entry for entry in listed]
+    bare = server_addresses(plain if listed else values, name)
     return [
         {**entry, "address": address} if isinstance(entry, Mapping) else {"address": address}
         for entry, address in zip(listed, bare, strict=True)
@@ -409,7 +411,7 @@ def check_rack_facts(inventory: Inventory) -> None:
     """Facts that are missing, of the wrong type, impossible or misspelt. Any Unicode is welcome in names."""
     for host in inventory.hosts:
         for name in inventory.variables[host]:
-            if name.startswith("rack_") and name not in RACK_FACTS:
+            if name.startswith("rack_") and name not in RACK_FACTS and not name.startswith(ROLE_LIKE_FACTS):
                 found = "unknown" + did_you_mean(name, RACK_FACTS)
                 inventory.add(host, name, found, "one of " + ", ".join(RACK_FACTS), "rename or remove it")
         _fact_text(inventory, host, "rack_name")
@@ -449,14 +451,17 @@ def _check_networks(inventory: Inventory, host: str, name: str) -> None:
 
 
 def _check_outside_address(inventory: Inventory, host: str) -> None:
-    """The address under which the relays of other sites reach a relay. Nothing else has one: nodes are not reached."""
+    """The address under which the relays of other sites reach a relay. Nothing else has one: nodes are not reached.
+
+    No name: it would be looked up when firewall rules are loaded, before the network, at boot.
+    """
     value = inventory.variables[host].get("rack_outside_address")
     if value is None:
         return
-    wanted = "a host name, an IPv4 or an IPv6 address"
+    wanted = "an IPv4 or IPv6 address, no name"
     fault = address_fault(value)
-    if fault:
-        inventory.add(host, "rack_outside_address", f"{shown(value)}: {fault}", wanted)
+    if fault or parse_address(value) is None:
+        inventory.add(host, "rack_outside_address", f"{shown(value)}: {fault}" if fault else shown(value), wanted)
     elif host not in inventory.members("relays"):
         step = "remove it, or set it in host_vars of the relay"
         inventory.add(host, "rack_outside_address", f"{shown(value)}, on a host that is no relay", "none", step)
@@ -631,14 +636,16 @@ def check_servers(inventory: Inventory) -> None:
     rules = {
         "time_sync_upstreams": server_addresses, "time_sync_relays": server_addresses,
         "package_mirror_relays": server_addresses, "time_sync_client_networks": client_networks,
-        "package_mirror_client_networks": client_networks,
+        "package_mirror_client_networks": client_networks, "rack_bmc_networks": client_networks,
+        "rack_firewall_client_networks": client_networks, "rack_firewall_bmc_networks": client_networks,
     }  # fmt: skip
     for host in inventory.hosts:
         for name, rule in rules.items():
             value = inventory.variables[host].get(name)
             if isinstance(value, (list, tuple)):
-                # An upstream may be a dictionary that says more of it.
-                value = [entry.get("address") if isinstance(entry, Mapping) else entry for entry in value]
+                # An upstream may be a dictionary that says more of it; one without an address is named by time_errors.
+                entries = [entry for entry in value if not isinstance(entry, Mapping) or "address" in entry]
+                value = [entry["address"] if isinstance(entry, Mapping) else entry for entry in entries]
             if value:
                 try:
                     rule(value, name)

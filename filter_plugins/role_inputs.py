@@ -16,12 +16,14 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 RANGES: dict[str, tuple[float, float]] = {
     "gpu_policy_gpu_count": (0, 64),
     "node_agent_boot_wait_s": (0, 3600),  # as `steadyrack gpu apply --wait` takes it
+    "node_agent_time_interval_s": (1, 3600),  # as `steadyrack time watch --interval` takes it
     "node_agent_verify_interval_s": (30, 86400),
     "package_mirror_cache_mb": (1, 100_000_000),
     "package_mirror_cache_object_mb": (1, 1_000_000),
     "package_mirror_port": (1, 65535),
+    "rack_firewall_confirm_timeout_s": (5, 3600),
     "time_sync_alarm_ms": (0.001, 3_600_000),
-    "time_sync_warn_ms": (0.001, 3_600_000),
+    "time_sync_warn_ms": (0, 3_600_000),
     "time_sync_max_clock_error_ppm": (0.001, 500_000),
     "time_sync_max_distance_s": (0.001, 16),
     "time_sync_max_slew_ppm": (1, 100_000),  # above 100000 the kernel refuses (chrony.conf manual, maxslewrate)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from ansible.errors import AnsibleFilterError as FilterError
 
@@ -33,6 +34,8 @@ SAME_OPERATOR = {domain: operator for operator, domains in OPERATOR_DOMAINS.item
 KNOWN_ADDRESSES = {"203.107.6.88": "alibaba", "120.25.115.20": "alibaba", "202.120.2.101": "sjtu.edu.cn"}
 # Three operators outvote one liar, four still do when one more is silent (chrony FAQ).
 LEAST_OPERATORS = 4
+# Default of time_sync_alarm_ms, against which a warning level is held where the inventory leaves it out.
+ALARM_MS = 30.0
 UNEVALUATED = "(cannot be evaluated: "
 
 
@@ -74,6 +77,9 @@ def time_upstreams(
         raise FilterError(f"{name} is {values!r}; wanted a list of time servers outside. Next: name at least {least}")
     entries = [_entry(value, f"{name}[{place}]") for place, value in enumerate(values)]
     _refuse_repeated(entries, name)
+    fewest = _as_number(least)
+    if fewest is None or (own and not isinstance(own, (list, tuple))):
+        raise FilterError(f"{name}: {least!r} operators, own relays {own!r}; wanted a number and a list")
     relays = {canonical(address): str(address) for address in own or []}
     loops = [entry["address"] for entry in entries if canonical(entry["address"]) in relays]
     if loops:
@@ -81,9 +87,9 @@ def time_upstreams(
             f"{name}: {', '.join(loops)}: a relay of this inventory; wanted servers outside. Next: remove it, relays "
             "of a site ask each other by themselves"
         )
-    if len(entries) < int(least):
+    if len(entries) < fewest:
         raise FilterError(
-            f"{name}: {len(entries)} operators; wanted at least {least}: three outvote one that lies, four still do "
+            f"{name}: {len(entries)} operators; wanted at least {fewest:g}: three outvote one that lies, four still do "
             "when one is silent. Next: add servers of other operators, or lower time_sync_min_operators knowingly"
         )
     return entries
@@ -118,6 +124,8 @@ def _entry(value: Any, where: str) -> dict[str, Any]:
         raise FilterError(f"{where}.offset_s: {offset!r}; wanted seconds, at most 1 either way")
     if not isinstance(given.get("nts", False), bool):
         raise FilterError(f"{where}.nts: {given['nts']!r}; wanted true or false")
+    if not isinstance(given.get("operator", ""), (str, type(None))):
+        raise FilterError(f"{where}.operator: {given['operator']!r}; wanted a name")
     operator = str(given.get("operator") or operator_of(address)).strip().lower()
     return {"address": str(address).strip(), "operator": operator, "nts": given.get("nts", False), "offset_s": offset}
 
@@ -176,24 +184,27 @@ def time_errors(errors: Any, facts: Any, groups: Any) -> dict[str, Any]:
     """
     relays = [host for host in groups.get("relays", []) if host in facts]
     hosts = {
-        host: [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, groups))]
+        host: [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, groups, lines))]
         for host, lines in errors["hosts"].items()
     }
     return {**errors, "hosts": hosts}
 
 
-def _host_errors(host: str, facts: Any, relays: list[str], groups: Any) -> Iterable[str]:
+def _host_errors(host: str, facts: Any, relays: list[str], groups: Any, lines: Any) -> Iterable[str]:
     variables = {name: value for name, value in facts.get(host, {}).items() if not str(value).startswith(UNEVALUATED)}
-    alarm, warn = variables.get("time_sync_alarm_ms"), variables.get("time_sync_warn_ms")
-    if _number(alarm) and _number(warn) and warn > alarm:
-        yield f"time_sync_warn_ms: {warn}, above time_sync_alarm_ms ({alarm}). Next: correct one of the two"
-    if host in relays and variables.get("time_sync_upstreams") is not None:
-        least = variables.get("time_sync_min_operators")
+    alarm, warn = (_as_number(variables.get(f"time_sync_{name}_ms")) for name in ("alarm", "warn"))
+    if warn is not None and warn > (ALARM_MS if alarm is None else alarm):
+        limit = ALARM_MS if alarm is None else alarm
+        yield f"time_sync_warn_ms: {warn:g}, above time_sync_alarm_ms ({limit:g}). Next: correct one of the two"
+    # What the inventory's own rules refuse already (a malformed address, one server twice) is said once.
+    judged = any("time_sync_upstreams" in line for line in lines)
+    if host in relays and variables.get("time_sync_upstreams") is not None and not judged:
+        least = _as_number(variables.get("time_sync_min_operators"))
         try:
             entries = time_upstreams(
                 variables["time_sync_upstreams"],
                 relay_addresses(facts, relays),
-                least if _number(least) else LEAST_OPERATORS,
+                LEAST_OPERATORS if least is None else least,
             )
             mixed = {entry["nts"] for entry in entries}
             if len(mixed) > 1:
@@ -208,8 +219,15 @@ def _host_errors(host: str, facts: Any, relays: list[str], groups: Any) -> Itera
             yield f"time_sync_relays: {', '.join(itself)} is this node itself; wanted its relays. Next: remove it"
 
 
-def _number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _as_number(value: Any) -> float | None:
+    """A finite number, also as the text that it is when given by ``-e``; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 class FilterModule:

@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: chrony_info
 short_description: Read what chronyd says of this host's clock, and judge it
 description:
-  - Reads C(chronyc -c) tracking, sources, sourcestats and activity. Changes nothing, runs in check mode.
+  - Reads C(chronyc -c) tracking, sources, sourcestats and activity, and systemd's word on the daemon and its rivals.
+    Changes nothing, runs in check mode.
   - A daemon that does not answer is a state (C(down)), not an error; its offset is then null, never zero.
   - What to expect comes from the options, or else from the note that the role time_sync left on the host.
 version_added: "0.1.0"
@@ -36,6 +37,10 @@ options:
       - 0 does not wait. Where systemd may not start the daemon on this host there is nothing to wait for.
     type: int
     default: 0
+  statistics:
+    description: Ask for sourcestats and activity, too. The gate does without.
+    type: bool
+    default: true
 """
 
 EXAMPLES = r"""
@@ -62,6 +67,9 @@ tracking: {description: "Columns of chronyc tracking; null when the daemon is do
 sources: {description: Columns of chronyc sources., type: list, elements: dict, returned: always}
 sourcestats: {description: Columns of chronyc sourcestats., type: list, elements: dict, returned: always}
 activity: {description: "Columns of chronyc activity; null when the daemon is down.", type: dict, returned: always}
+policy: {description: "What was expected: the note, with the options over it.", type: dict, returned: always}
+may_start: {description: Whether a job may start as far as this clock goes., type: bool, returned: always}
+gate_line: {description: The same in one line with the reason., type: str, returned: always}
 waited_s: {description: Seconds until the clock was synchronised., type: float, returned: always}
 checks: {description: "Rows C(time.*).", type: list, elements: dict, returned: always}
 """
@@ -70,7 +78,7 @@ import socket
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.steadyrack import chronyc, time_checks
+from ansible.module_utils.steadyrack import chronyc, time_checks, time_gate
 from ansible.module_utils.steadyrack.errors import SteadyrackError
 
 # Right after a start the daemon's estimate of its own error is a guess (skew of a million ppm); a waiting
@@ -86,14 +94,15 @@ def policy_of(params):
     note = time_checks.load_policy()
     if note is None:
         alarm_ms, sources = params["alarm_ms"] or 30.0, params["expected_sources"]
-        return time_checks.TimePolicy(params["mode"] or "client", sources, alarm_ms, params["warn_ms"], DEFAULT_UNIT)
+        warn_ms = params["warn_ms"] or alarm_ms * time_checks.WARN_SHARE
+        return time_checks.TimePolicy(params["mode"] or "client", sources, alarm_ms, warn_ms, DEFAULT_UNIT)
     given = {"mode": params["mode"], "sources": params["expected_sources"]}
     given.update({"alarm_ms": params["alarm_ms"], "warn_ms": params["warn_ms"]})
     return note._replace(**{key: value for key, value in given.items() if value is not None})
 
 
 def wait_for_clock(policy, wait_s):
-    """Seconds waited until the clock follows a source and knows its own error, and its state at the end.
+    """Seconds waited until the clock follows a source and knows its own error, its state at the end, the last look.
 
     A clock that follows a source and is still unsure at the end of the wait is synchronised all the same.
     """
@@ -104,15 +113,14 @@ def wait_for_clock(policy, wait_s):
         waited_s = round(time.monotonic() - began, 1)
         settled = state == chronyc.SYNCHRONISED and clock.tracking.skew_ppm <= SETTLED_PPM
         if settled or waited_s >= wait_s:
-            return waited_s, state
+            return waited_s, state, clock
         if clock.down and time_checks.unmet_condition(policy.unit):
-            return waited_s, "skipped"
+            return waited_s, "skipped", clock
         time.sleep(LOOK_S)
 
 
-def read():
+def told(clock, statistics):
     """Everything the daemon tells, as plain data."""
-    clock = chronyc.look()
     found = {"state": chronyc.state_of(clock), "offset_s": None, "bound_s": None, "tracking": None, "activity": None}
     found["sources"] = [dict(source._asdict(), reachable=source.reachable) for source in clock.sources]
     found["sourcestats"] = []
@@ -120,8 +128,9 @@ def read():
         found.update(
             tracking=clock.tracking._asdict(), offset_s=clock.tracking.offset_s, bound_s=clock.tracking.bound_s
         )
-        found["sourcestats"] = [row._asdict() for row in chronyc.parse_sourcestats(chronyc.ask("sourcestats"))]
-        found["activity"] = chronyc.parse_activity(chronyc.ask("activity"))._asdict()
+        if statistics:
+            found["sourcestats"] = [row._asdict() for row in chronyc.parse_sourcestats(chronyc.ask("sourcestats"))]
+            found["activity"] = chronyc.parse_activity(chronyc.ask("activity"))._asdict()
     return found
 
 
@@ -133,14 +142,18 @@ def main():
             "alarm_ms": {"type": "float"},
             "warn_ms": {"type": "float"},
             "wait_s": {"type": "int", "default": 0},
+            "statistics": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )
     try:
         policy = policy_of(module.params)
-        waited_s, state = wait_for_clock(policy, module.params["wait_s"])
-        rows = time_checks.judge(policy, socket.gethostname())
-        found = dict(read(), waited_s=waited_s, checks=rows)
+        waited_s, state, clock = wait_for_clock(policy, module.params["wait_s"])
+        host = socket.gethostname()
+        rows = time_checks.judge(policy, host, clock=clock)
+        decision = time_gate.decide(host, rows)
+        found = dict(told(clock, module.params["statistics"]), policy=policy._asdict(), waited_s=waited_s, checks=rows)
+        found.update(may_start=decision.may_start, gate_line=decision.line)
     except SteadyrackError as error:
         module.fail_json(msg=str(error), error=error.as_dict())
     if module.params["wait_s"] and state not in (chronyc.SYNCHRONISED, "skipped"):

@@ -12,34 +12,53 @@ import time
 from typing import Any, Callable, Dict
 
 from . import verdict
-from .errors import DeadlineError
+from .errors import DeadlineError, SteadyrackError
+from .files import load_json
 from .run import Completed, run
 
 BOOT_UNIT = "steadyrack-gpu.service"
 TIMER = "steadyrack-gpu.timer"
 VERIFY_UNIT = "steadyrack-gpu-verify.service"
+WATCH_UNIT = "steadyrack-time-watch.service"
+NOTE_PATH = "etc/steadyrack/node_agent.json"
 UNIT_DIRECTORY = "usr/lib/systemd/system"
 _PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result"
 
 Row = Dict[str, Any]
 
 
+def keeps_gpus(root: str = "/") -> bool:
+    """Whether role node_agent was told that this host has GPUs to keep. Where it left no word: yes, to be judged."""
+    try:
+        note = load_json(os.path.join(root, NOTE_PATH)) or {}
+    except SteadyrackError:
+        return True
+    return note.get("gpus") is not False
+
+
 def checks(root: str = "/", runner: Callable[..., Completed] = run) -> list[Row]:
     """One row for each unit of ours. Never raises: a systemd that does not answer is a row ``unknown``."""
+    gpus = keeps_gpus(root)
+    names = [BOOT_UNIT, TIMER, VERIFY_UNIT] if gpus else []
     try:
-        shown = runner(["systemctl", "show", f"--property={_PROPERTIES}", BOOT_UNIT, TIMER, VERIFY_UNIT])
+        shown = runner(["systemctl", "show", f"--property={_PROPERTIES}", *names, WATCH_UNIT])
         booted = runner(["systemctl", "show", "--property=UserspaceTimestampMonotonic"])
     except DeadlineError as error:
-        return [_row(BOOT_UNIT, verdict.UNKNOWN, "unknown", error.sentence())]
+        return [_row(names[0] if names else WATCH_UNIT, verdict.UNKNOWN, "unknown", error.sentence())]
     units = parse_show(shown.out)
     if shown.rc != 0 or not units:
-        return [_row(BOOT_UNIT, verdict.UNKNOWN, "unknown", "systemd does not answer: " + shown.said)]
+        reason = "systemd does not answer: " + shown.said
+        return [_row(names[0] if names else WATCH_UNIT, verdict.UNKNOWN, "unknown", reason)]
+    rows = [watch_row(units.get(WATCH_UNIT, {}))]
+    if not gpus:
+        return rows
     boot_time = boot_time_s(booted.out)
     installed = _modified(os.path.join(root, UNIT_DIRECTORY, BOOT_UNIT))
     return [
         boot_row(units.get(BOOT_UNIT, {}), boot_time, installed),
         timer_row(units.get(TIMER, {})),
         verify_row(units.get(VERIFY_UNIT, {})),
+        *rows,
     ]
 
 
@@ -84,6 +103,19 @@ def timer_row(unit: dict[str, str]) -> Row:
     if trouble:
         return _row(TIMER, verdict.FAIL, trouble, f"it is {trouble}: a lost cap would not be seen")
     return _row(TIMER, verdict.PASS, "active", None)
+
+
+def watch_row(unit: dict[str, str]) -> Row:
+    """The watch over the clock must run now and after the next boot: nobody else rings."""
+    trouble = _not_there(unit) or _not_enabled(unit)
+    state = unit.get("ActiveState") or "inactive"
+    if trouble is None and state == "activating":
+        return _row(WATCH_UNIT, verdict.UNKNOWN, state, "it is starting")
+    if trouble is None and state != "active":
+        trouble = state
+    if trouble:
+        return _row(WATCH_UNIT, verdict.FAIL, trouble, f"it is {trouble}: a clock that goes wrong would ring no alarm")
+    return _row(WATCH_UNIT, verdict.PASS, "active", None)
 
 
 def verify_row(unit: dict[str, str]) -> Row:

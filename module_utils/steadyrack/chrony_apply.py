@@ -7,6 +7,7 @@ keep their samples and to slew (``time_settle``), unless the clock was never set
 
 from __future__ import annotations
 
+import glob
 import ipaddress
 import os
 import time
@@ -14,8 +15,8 @@ from typing import Any, Mapping, Sequence
 
 from . import chrony_config, chrony_runtime, chronyc, service_config, time_settle
 from .chrony_config import Config, Paths
-from .errors import AccessError, DeadlineError, InputError, NotAppliedError
-from .files import read_bytes
+from .errors import AccessError, DeadlineError, InputError, NotAppliedError, ToolError
+from .files import read_bytes, sha256
 from .run import run
 from .service_plan import PENDING_DIRECTORY, Runner
 
@@ -27,8 +28,6 @@ UNIT_TIMEOUT_S = 60.0
 # A clock further off than this against the controller's is wrong, seconds: apt refuses an index from the future, and
 # certificates are not valid yet. Below it whatever chronyd will correct by itself does no harm to an installation.
 CLOCK_WRONG_S = 3600.0
-# Where distributions, DHCP and cloud images leave sources that chronyd's packaged configuration reads.
-FOREIGN_DIRECTORIES = ("/etc/chrony/sources.d", "/etc/chrony/conf.d", "/run/chrony-dhcp", "/etc/chrony.d")
 SOURCE_WORDS = ("server", "pool", "peer", "refclock")
 
 DROP_IN = """\
@@ -72,12 +71,14 @@ def apply(
     params = wishes(config, paths, version, rivals, before)
     old_sources = _text(f"{paths.sourcedir}/steadyrack.sources")
     sources_change = old_sources != chrony_config.sources_text(config)
+    foreign = foreign_sources(before, paths)
     warnings = unresolved(config, runner) if sources_change else []
     if not check_mode and version is not None:
         hold_if_relied_on(paths, runner)
     result = service_config.apply(params, check_mode, pending_directory, runner)
     result.update(warnings=warnings, version=None if version is None else "{}.{}".format(*version))
-    result["put_out_of_action"] = foreign_sources(before, paths) if sources_change else []
+    stopped = [action for action in result["actions"] if action.startswith(("stop ", "mask "))]
+    result["put_out_of_action"] = [*stopped, *foreign]
     if result["packages_missing"]:
         if not check_mode:
             result["actions"] += clock_before_installing(values, paths, result)
@@ -139,12 +140,14 @@ def wishes(
         config, paths, version, stamping_interfaces(paths.root) if config.hwtimestamp else ()
     )
     check = "chronyd -p -f %s"
+    sources_path, sources = f"{paths.sourcedir}/steadyrack.sources", chrony_config.sources_text(config)
+    written = {path: sha256(text.encode()) for path, text in ((paths.conf, conf), (sources_path, sources))}
+    note = chrony_config.note_text(config, paths, version, rivals, written)
     files: list[dict[str, Any]] = [
         {"path": paths.conf, "content": conf, "validate": check,
          "on_change": chrony_config.action_for(before, conf)},
-        {"path": f"{paths.sourcedir}/steadyrack.sources", "content": chrony_config.sources_text(config),
-         "validate": check, "on_change": "reload"},
-        {"path": paths.note, "content": chrony_config.note_text(config, paths, version, rivals), "on_change": "none"},
+        {"path": sources_path, "content": sources, "validate": check, "on_change": "reload"},
+        {"path": paths.note, "content": note, "on_change": chrony_config.note_action(_text(paths.note), note)},
         {"path": f"{paths.drop_ins}/{paths.unit}.service.d/steadyrack.conf", "on_change": "none",
          "content": DROP_IN.format(settle=SETTLE_UNIT, environment=time_settle.ENVIRONMENT_PATH)},
         {"path": f"{paths.units}/{SETTLE_UNIT}", "content": SETTLE.format(unit=paths.unit),
@@ -152,7 +155,8 @@ def wishes(
     ]  # fmt: skip
     if config.keys:
         files.insert(0, {"path": paths.keyfile, "content": chrony_config.keys_text(config), "mode": "0640",
-                         "owner": "root", "group": paths.group, "on_change": "reload", "no_diff": True})  # fmt: skip
+                         "owner": paths.owner, "group": paths.group, "on_change": "reload",
+                         "no_diff": True})  # fmt: skip
     else:
         files.insert(0, {"path": paths.keyfile, "state": "absent", "on_change": "reload", "no_diff": True})
     reload_command = chrony_config.reload_command(config, version)
@@ -232,16 +236,16 @@ def _resolves(name: str, runner: Runner) -> bool:
 
 
 def foreign_sources(before: str | None, paths: Paths) -> list[str]:
-    """Sources that the configuration found here named, and that are asked no more. ``path: line`` each."""
+    """Sources that the configuration found here reads, and that are asked no more. ``path: line`` each.
+
+    Distributions, DHCP and cloud images leave theirs in directories that the packaged configuration names.
+    """
     texts = {paths.conf: before or ""}
-    for folder in FOREIGN_DIRECTORIES:
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith((".sources", ".conf")):
-                texts[os.path.join(folder, name)] = _text(os.path.join(folder, name)) or ""
+    for words in chrony_config.directives(before or ""):
+        for pattern in _read_by(words):
+            for path in sorted(glob.glob(pattern)):
+                if path != f"{paths.sourcedir}/steadyrack.sources" and os.path.isfile(path):
+                    texts[path] = _text(path) or ""
     return [
         f"{path}: {' '.join(words)}"
         for path, text in texts.items()
@@ -250,11 +254,18 @@ def foreign_sources(before: str | None, paths: Paths) -> list[str]:
     ]
 
 
+def _read_by(words: Sequence[str]) -> list[str]:
+    """Patterns of the files that a directive has chronyd read (chrony.conf manual)."""
+    suffix = {"sourcedir": "*.sources", "confdir": "*.conf"}.get(words[0].lower())
+    if suffix:
+        return [os.path.join(folder, suffix) for folder in words[1:]]
+    return list(words[1:2]) if words[0].lower() == "include" else []
+
+
 def hold_if_relied_on(paths: Paths, runner: Runner) -> None:
     """Before anything is started anew: a clock that follows a source, or that a job runs by, is not stepped."""
-    if time_settle.steps_held(paths.root):
-        return
-    followed = chronyc.state_of(chronyc.look(runner)) == chronyc.SYNCHRONISED
+    held = time_settle.steps_held(paths.root)  # then only the administrator's options may have changed
+    followed = held or chronyc.state_of(chronyc.look(runner)) == chronyc.SYNCHRONISED
     jobs = [] if followed else time_settle.gpu_processes(paths.root)
     if followed or jobs is None or jobs:
         time_settle.hold_steps(paths.root, paths.options_file, paths.options_variable)
@@ -301,7 +312,9 @@ def _start_settling(
     gated = config.relay and config.orphan_distance_s > 0 and not chrony_config.knows(version, "local activate")
     reloaded = any(action.startswith("reload ") for action in result["actions"])
     if not time_settle.steps_held(paths.root) or (gated and reloaded):
-        runner(["systemctl", "restart", "--no-block", SETTLE_UNIT], UNIT_TIMEOUT_S)
+        done = runner(["systemctl", "restart", "--no-block", SETTLE_UNIT], UNIT_TIMEOUT_S)
+        if done.rc != 0:
+            raise ToolError(f"systemctl restart {SETTLE_UNIT}", done.said, "started", f"systemctl status {SETTLE_UNIT}")
 
 
 def _text(path: str) -> str | None:

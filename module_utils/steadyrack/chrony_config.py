@@ -7,9 +7,12 @@ differs between an old file and a new one decides whether the daemon must start 
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from .chronyc import canonical
 from .errors import InputError
 
 RELAY, CLIENT = "relay", "client"
@@ -25,6 +28,10 @@ RUNTIME = ("allow", "deny", "local")
 # Reasons for these figures: notes beside each line that is written, and docs/time.md.
 ORPHAN_STRATUM = 10
 KEY_TYPES = ("AES128", "AES256", "SHA256", "SHA384", "SHA512")
+CIPHER_BYTES = {"AES128": 16, "AES256": 32}
+SECRET_FORM = re.compile(r"HEX:(?:[0-9A-Fa-f]{2})+|(?!HEX:)(?:ASCII:)?[!-~]+")
+# A name, or an address with an interface (fe80::1%eth0).
+NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:%_-]*|::[0-9A-Fa-f:.]*")
 
 
 class Source(NamedTuple):
@@ -77,6 +84,7 @@ class Paths(NamedTuple):
     driftfile: str = "/var/lib/chrony/chrony.drift"
     dumpdir: str = "/run/chrony"
     logdir: str = "/var/log/chrony"
+    owner: str = "root"  # of the key file
     group: str = "_chrony"
     options_file: str = "/etc/default/chrony"
     options_variable: str = "DAEMON_OPTS"
@@ -102,6 +110,8 @@ def config_of(values: Mapping[str, Any]) -> Config:
     given["keys"] = tuple((int(key["id"]), str(key["type"]), str(key["key"])) for key in values.get("keys") or [])
     for name in ("upstream_poll", "relay_poll"):
         if name in given:
+            if len(given[name]) != 2:
+                raise InputError(name, list(given[name]), "two numbers, the shortest and the longest", CORRECT)
             given[name] = (int(given[name][0]), int(given[name][1]))
     config = Config(**given)
     _refuse_contradictions(config)
@@ -115,9 +125,12 @@ def _refuse_contradictions(config: Config) -> None:
     if not config.sources:
         raise InputError("sources", "none", "at least one server to ask", CORRECT)
     names = [source.address for source in config.sources] + [*config.peers, *config.other_sites]
-    for name in names:
-        if names.count(name) > 1:
+    keys = [canonical(name) for name in names]
+    for name, key in zip(names, keys):
+        if keys.count(key) > 1:
             raise InputError(f"source {name}", "named twice", "each server once", CORRECT)
+        if not NAME_FORM.fullmatch(name):  # it would be another directive, or a comment
+            raise InputError(f"source {name!r}", "not a name or an address", "one of the two", CORRECT)
     for (low, high), what in ((config.upstream_poll, "upstream"), (config.relay_poll, "relay")):
         if low > high:
             wanted = "minpoll at most maxpoll"
@@ -127,7 +140,13 @@ def _refuse_contradictions(config: Config) -> None:
         raise InputError("warn_ms", f"{config.warn_ms:g}", wanted, CORRECT)
     if config.relay and not config.client_networks:
         raise InputError("client_networks", "none", "the networks this relay serves", CORRECT)
+    for network in config.client_networks:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise InputError("client_networks", error, "networks such as 10.1.0.0/24", CORRECT) from None
     _refuse_half_authentication(config)
+    _refuse_bad_keys(config)
 
 
 def _refuse_half_authentication(config: Config) -> None:
@@ -136,14 +155,33 @@ def _refuse_half_authentication(config: Config) -> None:
         # chronyd trusts the authenticated ones only, requires them, and stands still when they are gone.
         plain = ", ".join(source.address for source in config.sources if not source.nts)
         raise InputError("NTS", f"not on {plain}", "NTS on every upstream or on none", CORRECT)
+    if any(authenticated) and config.key_id is not None:
+        raise InputError("key_id", f"{config.key_id}, and NTS", "one of the two", CORRECT)
+
+
+def _refuse_bad_keys(config: Config) -> None:
+    """The secret itself appears in no message."""
     ids = [entry[0] for entry in config.keys]
     if len(set(ids)) != len(ids):
         raise InputError("keys", f"ids {ids}", "each id once", CORRECT)
     if config.key_id is not None and config.key_id not in ids:
         raise InputError("key_id", config.key_id, f"one of the keys given ({ids or 'none'})", CORRECT)
-    for number, kind, _secret in config.keys:
+    for number, kind, secret in config.keys:
         if kind not in KEY_TYPES:
             raise InputError(f"key {number}", f"type {kind}", "one of " + ", ".join(KEY_TYPES), CORRECT)
+        if not 1 <= number < 2**32:
+            raise InputError(f"key {number}", "its id", "from 1 to 4294967295", CORRECT)
+        fault = _secret_fault(kind, secret)
+        if fault:  # chronyd would leave out the line with no more than a word in its log
+            raise InputError(f"key {number}", fault, "as chrony.keys(5) has it: HEX: and digits", CORRECT)
+
+
+def _secret_fault(kind: str, secret: str) -> str | None:
+    if not SECRET_FORM.fullmatch(secret):
+        return "not one word, or an odd or wrong digit after HEX:"
+    length = (len(secret) - 4) // 2 if secret.startswith("HEX:") else len(secret.replace("ASCII:", "", 1))
+    wanted = CIPHER_BYTES.get(kind, length)
+    return None if length == wanted else f"{length} bytes, and a key of {kind} has {wanted}"
 
 
 def version_of(text: str) -> tuple[int, int]:
@@ -257,6 +295,11 @@ def _relay_lines(config: Config, version: tuple[int, int] | None) -> list[str]:
             "# steadyrack-time-settle.service switches it on once the clock has followed a source:",
             f"#   chronyc local {local}",
         ]
+    if config.peers and config.sources[0].nts:
+        lines += [
+            "# The relays of the site are asked without NTS. Otherwise chronyd stands still when only they are left.",
+            "authselectmode ignore",
+        ]
     if config.ratelimit:
         lines += [
             "# A client that asks more often than once in two seconds is answered now and then only.",
@@ -286,8 +329,17 @@ def keys_text(config: Config) -> str:
     return HEAD.format(config.mode) + "\n" + "".join(f"{number} {kind} {key}\n" for number, kind, key in config.keys)
 
 
-def note_text(config: Config, paths: Paths, version: tuple[int, int] | None, rivals: Sequence[str]) -> str:
-    """/etc/steadyrack/time_sync.json: what the node's own checks hold the clock against. No secrets."""
+def note_text(
+    config: Config,
+    paths: Paths,
+    version: tuple[int, int] | None,
+    rivals: Sequence[str],
+    files: Mapping[str, str] | None = None,
+) -> str:
+    """/etc/steadyrack/time_sync.json: what the node's own checks hold the clock against. No secrets.
+
+    ``files``: path -> sha256 of what is written for chronyd.
+    """
     note = {
         "version": VERSION,
         "mode": config.mode,
@@ -302,6 +354,7 @@ def note_text(config: Config, paths: Paths, version: tuple[int, int] | None, riv
         "site_skew_alarm_ms": config.site_skew_alarm_ms,
         "min_upstreams": config.min_upstreams,
         "rivals": list(rivals),
+        "files": dict(files or {}),
         "log_directory": paths.logdir,
         # Only where chronyd cannot be told in its file to wait for its first synchronisation.
         "local_when_synchronised": None if knows(version, "local activate") else local_options(config),
@@ -312,6 +365,18 @@ def note_text(config: Config, paths: Paths, version: tuple[int, int] | None, riv
 
 
 # --- what a running daemon does about it -----------------------------------------------------------
+
+
+def note_action(before: str | None, after: str) -> str:
+    """``reload`` where the settle unit switches orphan mode on and it is to be another one; the file cannot tell."""
+    try:
+        old = json.loads(before or "{}")
+    except ValueError:
+        old = {}
+    key = "local_when_synchronised"
+    if before is None or not isinstance(old, dict) or old.get(key) == json.loads(after)[key]:
+        return "none"
+    return "reload"
 
 
 def directives(text: str) -> list[tuple[str, ...]]:

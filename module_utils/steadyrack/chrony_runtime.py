@@ -11,13 +11,17 @@ import ipaddress
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 from .chronyc import CHRONYC_TIMEOUT_S, DaemonDownError, canonical, parse_sources
-from .errors import NotAppliedError, ToolError
+from .errors import BusyError, NotAppliedError, ToolError
 from .run import Completed, run
 
 Runner = Callable[..., Completed]
 
 # Addresses that nobody has (RFC 5737, RFC 3849): whoever serves these serves the world.
 STRANGERS = ("192.0.2.1", "2001:db8:ffff:ffff::1")
+# How often two reports are asked for until they tell of the same sources.
+LOOKS = 3
+# chronyc's word for the address of a name that is not resolved (`ID#0000000001`).
+UNRESOLVED = "ID#"
 
 
 class Running(NamedTuple):
@@ -37,11 +41,7 @@ class Fix(NamedTuple):
 
 def look(networks: Sequence[str] | None, runner: Runner = run) -> Running:
     """Sources, and for a relay (``networks`` not None) whom it serves. DaemonDownError when it does not answer."""
-    named = parse_sources(_chronyc(["-c", "-N", "sources", "-a"], runner))
-    plain = parse_sources(_chronyc(["-c", "-n", "sources", "-a"], runner))
-    if len(named) != len(plain):  # one was added between the two looks
-        named = plain
-    sources = [(name.name, address.name) for name, address in zip(named, plain) if name.mode != "refclock"]
+    sources = _sources(runner)
     denied: list[str] = []
     strangers: list[str] = []
     if networks is not None:
@@ -50,6 +50,17 @@ def look(networks: Sequence[str] | None, runner: Runner = run) -> Running:
         foreign = [address for address in STRANGERS if not _inside(address, networks)]
         strangers = [address for address in foreign if allowed(address, runner)]
     return Running(sources, denied, strangers)
+
+
+def _sources(runner: Runner) -> list[tuple[str, str]]:
+    """(name, address) of every server. One report has the names, another one the addresses, in the same order."""
+    for _ in range(LOOKS):
+        named = parse_sources(_chronyc(["-c", "-N", "sources", "-a"], runner))
+        plain = parse_sources(_chronyc(["-c", "-n", "sources", "-a"], runner))
+        # Otherwise one was added or removed between the two looks, and names would get another one's address.
+        if len(named) == len(plain):
+            return [(name.name, address.name) for name, address in zip(named, plain) if name.mode != "refclock"]
+    raise BusyError("the sources of chronyd", "another number at each look", "at rest", "who else commands it?")
 
 
 def probe_of(network: str) -> str:
@@ -78,7 +89,8 @@ def fixes(running: Running, wanted: Mapping[str, str], reload_command: Sequence[
     keys = {canonical(name): name for name in wanted}
     found: dict[str, int] = {}
     todo: list[Fix] = []
-    for name, address in running.sources:
+    # Of two the one that has an address stays.
+    for name, address in sorted(running.sources, key=lambda source: source[1].startswith(UNRESOLVED)):
         key = canonical(name)
         found[key] = found.get(key, 0) + 1
         if key not in keys:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What chronyd says of itself: parsers of ``chronyc -c`` and the verdict on a node's clock.
+"""What chronyd says of itself: parsers of ``chronyc -c`` and the state of a node's clock.
 
 Formats are those of chrony 4.0 to 4.8 (client.c of each tag, and recorded output). Times are seconds,
 frequencies ppm. Columns may be added at the end by a later release, so a line needs at least as many
@@ -12,9 +12,8 @@ import csv
 import ipaddress
 import math
 import time
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
-from . import verdict
 from .errors import DeadlineError, ToolError
 from .run import Completed, run
 
@@ -268,7 +267,7 @@ def look(runner: Callable[..., Completed] = run) -> Clock:
         return Clock(None, [], error.sentence())
 
 
-# --- verdicts ----------------------------------------------------------------------------------
+# --- its state ---------------------------------------------------------------------------------
 
 
 def state_of(clock: Clock, now: float | None = None) -> str:
@@ -282,8 +281,7 @@ def state_of(clock: Clock, now: float | None = None) -> str:
         return UNSYNCHRONISED
     if tracking.refid == LOCAL_REFID or tracking.stratum >= ISLANDED_STRATUM:
         return ISLANDED
-    # By NTP time, as chronyd stamps it: a clock that is an hour off and being slewed is an offset, not an old update.
-    age_s = (time.time() if now is None else now) + tracking.system_time_s - tracking.ref_time
+    age_s = update_age_s(tracking, now)
     if (
         age_s < -AHEAD_S
         or age_s > stale_after_s(clock.sources)
@@ -293,160 +291,19 @@ def state_of(clock: Clock, now: float | None = None) -> str:
     return SYNCHRONISED
 
 
+def update_age_s(tracking: Tracking, now: float | None = None) -> float:
+    """Seconds since the last update, by NTP time, as chronyd stamps it.
+
+    A clock that is an hour off and being slewed is an offset, not an old update.
+    """
+    return (time.time() if now is None else now) + tracking.system_time_s - tracking.ref_time
+
+
 def stale_after_s(sources: Sequence[Source]) -> float:
     """Seconds after which the last update is too old: 600, or 8 polls of the followed source where that is more."""
     followed = [source for source in sources if source.state == "selected"] or list(sources)
     polls = [source.poll for source in followed if source.poll < NO_INTERVAL]
     return max([STALE_S] + [STALE_POLLS * 2.0**poll for poll in polls])
-
-
-def assess(
-    clock: Clock,
-    subject: str,
-    mode: str,
-    expected_sources: Iterable[str] | None,
-    *,
-    alarm_ms: float,
-    warn_ms: float | None = None,
-    now: float | None = None,
-) -> list[dict[str, Any]]:
-    """The rows time.synchronised, time.sources and time.offset of one host, in that order.
-
-    Whether the clock follows anything comes first: an unsynchronised daemon shows an offset of zero.
-    ``expected_sources`` None means nobody said what to expect: the sources are then not judged.
-    """
-    state = state_of(clock, now)
-    rows = [_synchronised_row(clock, subject, mode, state)]
-    rows += source_rows(clock, subject, expected_sources)
-    rows.append(_offset_row(clock, subject, state, alarm_ms, warn_ms))
-    return rows
-
-
-def _synchronised_row(clock: Clock, subject: str, mode: str, state: str) -> dict[str, Any]:
-    tracking = clock.tracking
-    row = {
-        "expected": SYNCHRONISED,
-        "measured": None if tracking is None else tracking.source or tracking.refid,
-        "source": "chronyc tracking",
-        "state": state,
-    }
-    if state == SYNCHRONISED:
-        return verdict.check_row("time.synchronised", subject, verdict.PASS, **row)
-    if state == UNREADABLE:
-        return verdict.check_row("time.synchronised", subject, verdict.UNKNOWN, reason=clock.error, **row)
-    reason, hint = _why_not(clock, mode, state)
-    return verdict.check_row("time.synchronised", subject, verdict.FAIL, reason=reason, hint=hint, **row)
-
-
-def _why_not(clock: Clock, mode: str, state: str) -> list[str]:
-    """Reason and hint for each state that fails."""
-    if state == DOWN:
-        return [f"the time daemon is unreachable: {clock.error}", "systemctl status chrony; journalctl -u chrony"]
-    if state == ISLANDED:
-        who = "local fallback active: this relay follows nobody outside"
-        if mode != RELAY:
-            who = "the clock runs free (or follows a relay that does)"
-        return [who, "chronyc sources on the relay; is NTP (UDP 123) let out there?"]
-    if state == STALE:
-        return ["no source has answered for a long time", "chronyc sources; is UDP 123 to the sources open?"]
-    liars = [source.name for source in clock.sources if source.state == "falseticker"]
-    if liars:
-        return ["the sources disagree and no majority is left: " + ", ".join(liars), "chronyc sources on each relay"]
-    silent = [source.name for source in clock.sources if not source.reachable]
-    if not clock.sources:
-        return ["no sources: none configured, or none of their names resolves", "chronyc -N sources -a"]
-    if len(silent) == len(clock.sources):
-        return ["no source answers: " + ", ".join(silent), "is UDP 123 to the sources open, and do they run?"]
-    return ["no source is selected yet", "chronyc waitsync 30; chronyc selectdata"]
-
-
-def _offset_row(clock: Clock, subject: str, state: str, alarm_ms: float, warn_ms: float | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"expected": alarm_ms, "unit": "ms", "source": "chronyc tracking"}
-    bound_s = None if clock.tracking is None else clock.tracking.bound_s
-    if state != SYNCHRONISED or bound_s is None:
-        # Not zero: there is nothing this clock could be apart from.
-        return verdict.check_row(
-            "time.offset", subject, verdict.UNKNOWN, state=state, reason=f"the clock is {state}", **row
-        )
-    row["measured"] = round(bound_s * 1000, 6)
-    if bound_s * 1000 > alarm_ms:
-        reason = f"the clock may be off by {bound_s * 1000:.3f} ms, the alarm is at {alarm_ms:g} ms"
-        hint = "chronyc tracking; chronyc sourcestats; look for a bad upstream or a congested link"
-        return verdict.check_row("time.offset", subject, verdict.FAIL, state="alarm", reason=reason, hint=hint, **row)
-    if warn_ms is not None and bound_s * 1000 > warn_ms:
-        reason = f"above the warning level of {warn_ms:g} ms"
-        return verdict.check_row(
-            "time.offset", subject, verdict.PASS, state="warning", severity=verdict.WARNING, reason=reason, **row
-        )
-    return verdict.check_row("time.offset", subject, verdict.PASS, state="ok", **row)
-
-
-def source_rows(clock: Clock, subject: str, expected: Iterable[str] | None) -> list[dict[str, Any]]:
-    """time.sources: one row per source, configured or found. The two lists must be equal.
-
-    Reference clocks are listed and not compared: their id is text, not an address.
-    """
-    if clock.tracking is None:
-        return [verdict.check_row("time.sources", subject, verdict.UNKNOWN, reason=clock.error or "no answer")]
-    if expected is None:
-        reason = "nobody said which sources to expect"
-        return [verdict.check_row("time.sources", subject, verdict.NOT_JUDGED, reason=reason)]
-    wanted = {canonical(name): name for name in expected}
-    servers = [source for source in clock.sources if source.mode != "refclock"]
-    found = {canonical(source.name) for source in servers}
-    # One silent or lying upstream among several is what several are for; none left is a failure.
-    usable = any(source.reachable and source.state in ("selected", "combined") for source in servers)
-    rows = [_source_row(source, canonical(source.name) in wanted, usable) for source in servers]
-    rows += [_missing_row(name) for key, name in wanted.items() if key not in found]
-    rows += [_refclock_row(source) for source in clock.sources if source.mode == "refclock"]
-    return rows or [_none_row(subject)]
-
-
-def _source_row(source: Source, wanted: bool, usable: bool) -> dict[str, Any]:
-    row = {
-        "expected": "configured" if wanted else "absent",
-        "measured": source.state,
-        "source": "chronyc sources",
-        "state": source.state if source.reachable else "unreachable",
-    }
-    if not wanted:
-        return verdict.check_row(
-            "time.sources", source.name, verdict.FAIL, reason="a source that is not configured",
-            hint="run the role time_sync; look for `chronyc add`, DHCP hooks, other *.sources files", **row
-        )  # fmt: skip
-    if source.reachable and source.state not in ("falseticker", "unusable"):
-        return verdict.check_row("time.sources", source.name, verdict.PASS, **row)
-    reason = "does not answer" if not source.reachable else f"{source.state}: outvoted or not usable"
-    if usable:
-        return verdict.check_row(
-            "time.sources", source.name, verdict.PASS, severity=verdict.WARNING, reason=reason, **row
-        )
-    return verdict.check_row(
-        "time.sources", source.name, verdict.FAIL, reason=reason + ", and no other source is usable",
-        hint="is UDP 123 to it open, and does its server run?", **row
-    )  # fmt: skip
-
-
-def _missing_row(name: str) -> dict[str, Any]:
-    return verdict.check_row(
-        "time.sources", name, verdict.FAIL, state="missing", expected="configured", measured="absent",
-        source="chronyc sources", reason="configured, but the daemon does not have it: not resolved, or not loaded",
-        hint="does the name resolve on this host? then: chronyc reload sources",
-    )  # fmt: skip
-
-
-def _refclock_row(source: Source) -> dict[str, Any]:
-    return verdict.check_row(
-        "time.sources", source.name, verdict.NOT_JUDGED, state="refclock", source="chronyc sources",
-        reason="a reference clock, not a server: not compared with the configured servers",
-    )  # fmt: skip
-
-
-def _none_row(subject: str) -> dict[str, Any]:
-    return verdict.check_row(
-        "time.sources", subject, verdict.FAIL, state="missing", reason="no sources, and none expected",
-        hint="name at least one source in the role time_sync",
-    )  # fmt: skip
 
 
 def canonical(name: str) -> str:

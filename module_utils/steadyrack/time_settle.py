@@ -15,8 +15,8 @@ import time
 from typing import Any, Callable, NamedTuple, Sequence
 
 from . import chronyc, time_checks
-from .errors import AccessError, StateFileError, ToolError
-from .files import atomic_write, load_json
+from .errors import StateFileError, ToolError
+from .files import atomic_write, load_json, make_directory, read_text
 from .run import Completed, run
 
 Runner = Callable[..., Completed]
@@ -75,27 +75,31 @@ def _target(path: str) -> str:
 
 
 def environment_text(variable: str, given: str) -> str:
-    """The file's text: what the administrator gave, and our two options once."""
-    words = [word for word in shlex.split(given) if word not in KEEP_AND_SLEW]
-    return f"# Written by steadyrack: the clock has settled; until the next boot it is only slewed.\n{variable}=" + (
-        '"' + " ".join([*words, *KEEP_AND_SLEW]).replace('"', '\\"') + '"\n'
-    )
+    """The file's text: what the administrator gave, and our two options once.
+
+    systemd takes the outer quotes away, and splits what is inside into words as a shell does (systemd.exec manual).
+    """
+    words = [word for word in _words(given, variable) if word not in KEEP_AND_SLEW]
+    value = shlex.join([*words, *KEEP_AND_SLEW]).replace("\\", "\\\\").replace('"', '\\"')
+    head = "# Written by steadyrack: the clock has settled; until the next boot it is only slewed."
+    return f'{head}\n{variable}="{value}"\n'
 
 
 def given_options(options_file: str, variable: str) -> str:
     """The value of a variable in an environment file as systemd reads it; empty when it is not set there."""
     value = ""
+    for line in (read_text(options_file) or "").splitlines():
+        match = re.match(rf"\s*{re.escape(variable)}\s*=\s*(.*?)\s*$", line)
+        if match:
+            value = match.group(1)
+    return " ".join(_words(value, options_file)) if value.startswith(('"', "'")) else value
+
+
+def _words(text: str, where: str) -> list[str]:
     try:
-        with open(options_file, encoding="utf-8", errors="replace") as handle:
-            for line in handle:
-                match = re.match(rf"\s*{re.escape(variable)}\s*=\s*(.*?)\s*$", line)
-                if match:
-                    value = match.group(1)
-    except FileNotFoundError:
-        return ""
-    except PermissionError as error:
-        raise AccessError(options_file, error.strerror, "readable", "run it as root") from None
-    return " ".join(shlex.split(value)) if value[:1] in "\"'" else value
+        return shlex.split(text)
+    except ValueError as error:
+        raise StateFileError(where, f"{text} ({error})", "options of chronyd", "correct the quotes") from None
 
 
 def hold_steps(root: str, options_file: str, variable: str) -> bool:
@@ -108,11 +112,8 @@ def hold_steps(root: str, options_file: str, variable: str) -> bool:
                 return False
     except OSError:
         pass
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        atomic_write(path, text.encode())
-    except PermissionError as error:
-        raise AccessError(path, error.strerror, "writable", "run it as root") from None
+    make_directory(os.path.dirname(path))
+    atomic_write(path, text.encode())
     return True
 
 
@@ -139,7 +140,7 @@ def settle(
     note = load_json(os.path.join(root, time_checks.POLICY_PATH))
     if note is None:
         raise StateFileError("/" + time_checks.POLICY_PATH, "absent", "the note of role time_sync", "run the role")
-    local, said = note.get("local_when_synchronised"), ""
+    local, said, closed = note.get("local_when_synchronised"), "", False
     while looks is None or looks > 0:
         looks = None if looks is None else looks - 1
         clock = chronyc.look(runner)
@@ -149,9 +150,11 @@ def settle(
             if local:
                 _command(["local", *str(local).split()], runner)
             return Closed(f"the clock follows {clock.tracking.source}", local)
-        jobs = [] if steps_held(root) else gpu_processes(root)
+        # That later starts are held says nothing of the running daemon, which may have been told by nobody yet.
+        jobs = [] if closed else gpu_processes(root)
         if jobs is None or jobs:
             close(root, note, runner)
+            closed = True
             why = "it cannot be seen whether a job runs" if jobs is None else f"process {jobs[0]} uses a GPU"
             if not local:
                 return Closed(f"{why}, and the clock follows nobody yet: from now on it is only slewed")

@@ -12,8 +12,10 @@ CONF = "/etc/chrony/chrony.conf"
 
 @pytest.fixture(scope="module")
 def drifted(built, rack):
-    from lab import faults
+    from lab import faults, hosts
 
+    # The agent repairs a cap every few minutes: it has just looked, so that Ansible comes first.
+    hosts.execute(rack, "gpu-a1", "systemctl", "start", "steadyrack-gpu-verify.service")
     faults.inject(rack, "cap", ["gpu-a1", "2", "200"])
     faults.inject(rack, "line", ["gpu-a2", CONF, "server 10.213.0.14 iburst"])
     return rack

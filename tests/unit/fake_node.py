@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-SYSTEMCTL = """#!{python}
+SYSTEMCTL = """#!{python} -IS
 import json, sys
 state_file, log_file = {state!r}, {log!r}
 args = sys.argv[1:]

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""The command `steadyrack` on a node: what is true of it, and its GPU policy kept true.
+"""The command `steadyrack` on a host: what is true of it, its GPU policy kept true, its clock watched.
 
 Exit status of every subcommand:
   0   all well: nothing to do, applied, or every check passed
@@ -25,13 +25,27 @@ from typing import Any, Callable, Dict, Sequence
 # The package and pynvml lie beside this file; python3 -I, by which we are started, does not look there.
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 
-from steadyrack import gpu_apply, gpu_checks, gpu_policy, nvml, pcie, time_settle, verdict
+from steadyrack import (
+    agent_checks,
+    gpu_apply,
+    gpu_checks,
+    gpu_policy,
+    nvml,
+    pcie,
+    time_checks,
+    time_gate,
+    time_settle,
+    time_watch,
+    verdict,
+)
 from steadyrack.errors import SteadyrackError
 from steadyrack.run import run
 
 # Modules of the package that answer for one subsystem each: `checks(root)` gives its rows and does not
 # raise for what it finds. A module that this node's copy does not have is left out.
-CHECK_PROVIDERS = ("gpu_checks", "agent_checks", "time_checks")
+CHECK_PROVIDERS = ("gpu_checks", "agent_checks", "time_checks", "firewall_checks")
+# Nobody asks these on a host that has no GPUs to keep (a relay).
+GPU_PROVIDERS = ("gpu_checks",)
 
 EXIT_USAGE = 64
 EXIT_CANNOT = 3
@@ -53,9 +67,10 @@ Record = Dict[str, Any]
 def all_checks(root: str) -> list[Record]:
     """The rows of every provider this node has."""
     rows: list[Record] = []
+    gpus = agent_checks.keeps_gpus(root)
     for name in CHECK_PROVIDERS:
         provider = _provider(name)
-        if provider is None:
+        if provider is None or (name in GPU_PROVIDERS and not gpus):
             continue
         try:
             rows.extend(provider(root))
@@ -290,7 +305,31 @@ def create_device_files(root: str, count: int) -> None:
         run([MODPROBE, "-u", *(f"-c={number}" for number in missing)], timeout_s=20.0)
 
 
-# --- time settle -------------------------------------------------------------------------------
+# --- time ---------------------------------------------------------------------------------------
+
+
+def do_time_gate(options: argparse.Namespace) -> int:
+    """`steadyrack time gate`."""
+    host = socket.gethostname()
+    # The leak counter is not asked for: it does not decide.
+    policy = time_checks.load_policy(options.root)
+    rows = [time_checks.not_declared(host)] if policy is None else time_checks.judge(policy, host)
+    decision = time_gate.decide(host, rows)
+    if options.json:
+        print(json.dumps({"host": host, "at": verdict.utc_now(), "may_start": decision.may_start,
+                          "line": decision.line, "checks": rows}, indent=2))  # fmt: skip
+    else:
+        print(decision.line)
+    return decision.code
+
+
+def do_time_watch(options: argparse.Namespace) -> int:
+    """`steadyrack time watch`."""
+    # Under test the hooks are the tester's; on a node they are root's, whoever starts this.
+    owner = 0 if options.root == "/" else os.geteuid()
+    watch = time_watch.Watch(options.root, textfile=options.textfile, hook_owner=owner)
+    watch.serve(options.interval, time_watch.stop_on_signals())
+    return 0
 
 
 def do_time_settle(options: argparse.Namespace) -> int:
@@ -344,7 +383,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """The command line. A later subsystem adds its subcommand here."""
     statuses = (__doc__ or "").partition("Exit status")
-    top = Parser(prog="steadyrack", description="What is true of this node, and its GPU policy kept true.",
+    top = Parser(prog="steadyrack", description="What is true of this host; its GPUs and its clock kept so.",
                  epilog="".join(statuses[1:]), formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     # For tests, which put a tree of files in the place of the node's own.
     top.add_argument("--root", default="/", help=argparse.SUPPRESS)
@@ -361,8 +400,20 @@ def parser() -> Parser:
                         help="wait this long for the driver to show all GPUs (default 0)")  # fmt: skip
     apply_.add_argument("--check", action="store_true", help="only say what would be set; exit status 1 if anything")
     apply_.set_defaults(do=do_gpu_apply)
-    clock = commands.add_parser("time", help="the clock").add_subparsers(dest="verb", required=True, metavar="VERB")
-    settle = clock.add_parser(
+    times = commands.add_parser("time", help="this host's clock").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
+    )
+    gate = times.add_parser("gate", help="may a job start now? 0 yes, 1 no, 2 not known; one line says why")
+    gate.add_argument("--json", action="store_true", help="the answer and the rows behind it as JSON")
+    gate.set_defaults(do=do_time_gate)
+    watch = times.add_parser("watch", help="look after the clock until ended; alarms to journal, hooks and metrics")
+    watch.add_argument(
+        "--interval", type=interval, default=10.0, metavar="SECONDS", help="between two looks (default 10)"
+    )
+    watch.add_argument("--textfile", metavar="DIRECTORY",
+                       help="of node_exporter's textfile collector (default: Debian's, else our own)")  # fmt: skip
+    watch.set_defaults(do=do_time_watch)
+    settle = times.add_parser(
         "settle", help="wait until the clock follows a source or a job runs, then let nobody step it"
     )
     settle.set_defaults(do=do_time_settle)
@@ -377,6 +428,14 @@ def seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     if not 0 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 3600 seconds")
+    return value
+
+
+def interval(text: str) -> float:
+    """A time between two looks: a tenth of a second would be a load, not a watch."""
+    value = seconds(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1 second")
     return value
 
 

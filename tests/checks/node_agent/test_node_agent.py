@@ -1,4 +1,4 @@
-"""The agent on the node is the one of this checkout, whole, and its units do their work."""
+"""The agent on a host is the one of this checkout, whole, and its units do their work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from acceptance import systemd
 from acceptance.nodes import ROOT, Node, UnsetError
 from acceptance.rows import NOT_JUDGED, Row, judged, row
 
-pytestmark = pytest.mark.groups("gpu_nodes")
+pytestmark = pytest.mark.groups("gpu_nodes", "relays")
 Record = Callable[[Iterable[Row]], None]
 
 PACKAGE, PROGRAMS = "/usr/lib/steadyrack/steadyrack", "/usr/lib/steadyrack"
@@ -21,6 +21,7 @@ LAUNCHER = "/usr/bin/steadyrack"
 UNIT_FOLDER = "/usr/lib/systemd/system"
 BOOTED = ["systemctl", "show", "--timestamp=unix", "--property=UserspaceTimestamp"]
 BOOT, VERIFY, TIMER = "steadyrack-gpu.service", "steadyrack-gpu-verify.service", "steadyrack-gpu.timer"
+WATCH = "steadyrack-time-watch.service"
 
 
 def reads(node: Node) -> dict[str, Any]:
@@ -28,9 +29,14 @@ def reads(node: Node) -> dict[str, Any]:
     files = (f"{PACKAGE}/*.py", f"{PROGRAMS}/*.py", LAUNCHER, f"{UNIT_FOLDER}/{BOOT}")
     return {
         "files": {name: {} for name in files},
-        "units": [BOOT, VERIFY, TIMER],
+        "units": [*([BOOT, VERIFY, TIMER] if _keeps_gpus(node) else []), WATCH],
         "commands": {"boot time": {"argv": BOOTED}},
     }
+
+
+def _keeps_gpus(node: Node) -> bool:
+    """A relay has no GPU units."""
+    return "gpu_nodes" in node.groups
 
 
 def wanted_files() -> dict[str, str]:
@@ -96,21 +102,26 @@ def _runnable_row(name: str, file: dict[str, Any], hint: str) -> Row:
 
 @pytest.mark.check("agent.units")
 def test_the_agents_units_are_enabled_and_did_well(node: Node, record: Record) -> None:
-    boot, verify, timer = node.unit(BOOT), node.unit(VERIFY), node.unit(TIMER)
-    record(
-        [
+    watch = node.unit(WATCH)
+    rows = [_unit_row(WATCH, watch, _runs_on(watch) and _runs(watch, "time watch"), "enabled, active")]
+    if _keeps_gpus(node):
+        boot, verify, timer = node.unit(BOOT), node.unit(VERIFY), node.unit(TIMER)
+        rows += [
             _boot_row(node, boot),
             _unit_row(VERIFY, verify, _fares_well(verify), "last result success"),
-            _unit_row(
-                TIMER,
-                timer,
-                systemd.enabled(timer)
-                and systemd.state(timer) == systemd.RUNNING
-                and timer.get("NeedDaemonReload") != "yes",
-                "enabled, active",
-            ),
+            _unit_row(TIMER, timer, _runs_on(timer), "enabled, active"),
         ]
-    )
+    record(rows)
+
+
+def _runs_on(unit: dict[str, str]) -> bool:
+    """Running now and after the next boot, as its file on disk says."""
+    return systemd.enabled(unit) and systemd.state(unit) == systemd.RUNNING and unit.get("NeedDaemonReload") != "yes"
+
+
+def _runs(unit: dict[str, str], words: str) -> bool:
+    """It starts our command with these words."""
+    return f"argv[]={LAUNCHER} {words}" in unit.get("ExecStart", "")
 
 
 def _boot_row(node: Node, unit: dict[str, str]) -> Row:
@@ -133,7 +144,7 @@ def _fares_well(unit: dict[str, str]) -> bool:
         and unit.get("NeedDaemonReload") != "yes"
         and unit.get("ActiveState") != "failed"
         and unit.get("Result") == "success"
-        and f"argv[]={LAUNCHER} gpu apply" in unit.get("ExecStart", "")
+        and _runs(unit, "gpu apply")
     )
 
 

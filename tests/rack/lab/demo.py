@@ -21,6 +21,7 @@ look around   ./rack shell gpu-a1                      a root shell (leave with 
               ./rack shell gpu-a1 steadyrack status    what the node itself says
 break it      ./rack fault cap gpu-a1 2 200            somebody lowers a power cap behind our back
               ./rack fault clock ntp1 0.05             one upstream time server lies by 50 ms
+              ./rack fault relay relay-a1 stop         one of site a's two relays loses its power
               ./rack fault --list                      everything else that can go wrong
 see it        .rack/venv/bin/ansible-playbook site.yml --check --diff
 repair it     .rack/venv/bin/ansible-playbook site.yml

@@ -96,19 +96,16 @@ def _restart_unit(rack: Rack, words: list[str]) -> None:
 
 def _heal(rack: Rack, _: list[str]) -> None:
     """Take every emulated fault back. What was done to files and services is site.yml's to repair."""
-    states = hosts.states(rack)
+    off = [name for name, (state, _) in hosts.states(rack).items() if state == "exited"]
     with ThreadPoolExecutor(max_workers=8) as pool:
-        for job in [pool.submit(_heal_host, rack, host, states[host.name]) for host in rack.hosts.values()]:
-            job.result()
+        list(pool.map(lambda name: hosts.start(rack, name), off))
+        pids = {name: pid for name, (_, pid) in hosts.states(rack).items()}
+        list(pool.map(lambda host: _heal_host(rack, host, pids[host.name]), rack.hosts.values()))
 
 
-def _heal_host(rack: Rack, host: Host, state: str) -> None:
-    """One host: one command in it, or the power comes back first."""
-    if state == "exited":
-        hosts.start(rack, host.name)
-    faults_host.heal_network(rack, host)
-    if host.upstream_clocks:
-        faults_time.heal_outside(rack, host)
+def _heal_host(rack: Rack, host: Host, pid: int) -> None:
+    """One host: its cable from here, the rest by one command in it."""
+    faults_host.heal_network(rack, host, pid)
     script = [faults_host.heal_host(rack, host), faults_time.heal_host(host)]
     if host.gpu_profile:
         script.append("nvml-emulator clear-faults")

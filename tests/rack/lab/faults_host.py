@@ -62,7 +62,7 @@ def inside(rack: Rack, words: list[str]) -> None:
     _cut_or_mend("a relay's inside", state)
     if not is_relay(rack, host):
         raise RackError(f"{host.name} is no relay", "relays: " + ", ".join(relays(rack)))
-    run(["ip", "link", "set", _far_end(rack, host), "down" if state == "cut" else "up"])
+    run(["ip", "link", "set", _far_end(host, _pid(rack, host)), "down" if state == "cut" else "up"])
 
 
 def loss(rack: Rack, words: list[str]) -> None:
@@ -71,20 +71,22 @@ def loss(rack: Rack, words: list[str]) -> None:
     percent = 0 if given == "none" else int(number(given, "a loss in per cent"))
     if not 0 <= percent <= 100:
         raise RackError("a loss is a whole number from 0 to 100", f"given: {given!r}")
-    cable = _far_end(rack, host)
-    _no_loss(rack, host)
+    pid = _pid(rack, host)
+    cable = _far_end(host, pid)
+    _no_loss(rack, host, pid)
     if not percent:
         return
-    inner = hosts.execute(rack, host.name, "sh", "-c", "ip -o -4 address | grep -F ' " + host.ssh_address + "/'")
-    words_tc = ["tc", "qdisc", "replace", "dev", inner.split()[1], "root", "netem", "loss", f"{percent}%"]
-    if run([*_in_network_of(rack, host), *words_tc], check=False).returncode == 0:
+    netem = ["tc", "qdisc", "replace", "dev", _near_end(host, pid)["ifname"], "root", "netem", "loss", f"{percent}%"]
+    if run([*_in_network_of(pid), *netem], check=False).returncode == 0:
         step(f"{host.name}: tc netem at its interface")
         return
     if shutil.which("nft") is None:
         raise RackError("this kernel has no netem and this machine no nft", next_step="apt-get install nftables")
-    rule = f"numgen random mod 100 < {percent} drop"
-    text = f'chain sent {{ type filter hook ingress device "{cable}" priority 0; {rule}; }}'
-    run(["nft", "-f", "-"], stdin=f"table netdev {_table(rack, host)} {{ {text} }}\n")
+    # numgen takes no threshold that every number is below
+    rule = "drop" if percent == 100 else f"numgen random mod 100 < {percent} drop"
+    hook = f'type filter hook ingress device "{cable}" priority 0;'
+    table = [f"table netdev {_table(rack, host)} {{", "chain sent {", hook, rule, "}", "}", ""]
+    run(["nft", "-f", "-"], stdin="\n".join(table))
     step(f"{host.name}: this kernel has no netem; nftables drops at random at the far end of its cable")
 
 
@@ -113,10 +115,10 @@ def webhook(rack: Rack, words: list[str]) -> None:
             hosts.execute(rack, host.name, "sh", "-c", f"echo {words[0]} >/var/lib/webhook/mode")
 
 
-def heal_network(rack: Rack, host: Host) -> None:
-    """Cables are back and lose nothing. A host that is off has neither."""
-    run(["ip", "link", "set", _far_end(rack, host), "up"], check=False)
-    _no_loss(rack, host)
+def heal_network(rack: Rack, host: Host, pid: int) -> None:
+    """The cable of a host, whose init is `pid`, is back and loses nothing."""
+    run(["ip", "link", "set", _far_end(host, pid), "up"])
+    _no_loss(rack, host, pid)
 
 
 def heal_host(rack: Rack, host: Host) -> str:
@@ -147,30 +149,39 @@ def _outer_routes(rack: Rack) -> list[str]:
     return [*(str(half) for half in rack.networks["outside"].subnet.subnets(1)), "0.0.0.0/1", "128.0.0.0/1"]
 
 
-def _in_network_of(rack: Rack, host: Host) -> list[str]:
-    """Words before a command of this machine that is to run in the host's network."""
-    pid = podman("inspect", "--format", "{{.State.Pid}}", rack.container(host.name))
-    if pid in ("", "0"):
+def _pid(rack: Rack, host: Host) -> int:
+    """The process id of a running host's init."""
+    pid = hosts.states(rack)[host.name][1]
+    if not pid:
         raise RackError(f"{host.name} is off", next_step=f"./rack fault relay {host.name} start")
+    return pid
+
+
+def _in_network_of(pid: int) -> list[str]:
+    """Words before a command of this machine that is to run in a host's network."""
     return ["nsenter", f"--net=/proc/{pid}/ns/net"]
 
 
-def _far_end(rack: Rack, host: Host) -> str:
+def _near_end(host: Host, pid: int) -> dict:
+    """The host's interface in its last network, as `ip -j address` describes it."""
+    links = json.loads(run([*_in_network_of(pid), "ip", "-j", "address"]).stdout)
+    return next(link for link in links if any(a.get("local") == host.ssh_address for a in link["addr_info"]))
+
+
+def _far_end(host: Host, pid: int) -> str:
     """This machine's end of the cable by which the host hangs in its last network."""
-    links = json.loads(run([*_in_network_of(rack, host), "ip", "-j", "address"]).stdout)
-    near = next(link for link in links if any(a.get("local") == host.ssh_address for a in link["addr_info"]))
+    wanted = _near_end(host, pid)["link_index"]
     here = json.loads(run(["ip", "-j", "link"]).stdout)
-    return str(next(link["ifname"] for link in here if link["ifindex"] == near["link_index"]))
+    return str(next(link["ifname"] for link in here if link["ifindex"] == wanted))
 
 
 def _table(rack: Rack, host: Host) -> str:
     return f"{rack.name}-{host.name}".replace("-", "_")
 
 
-def _no_loss(rack: Rack, host: Host) -> None:
-    links = json.loads(run([*_in_network_of(rack, host), "tc", "-j", "qdisc"], check=False).stdout or "[]")
-    for link in links:
+def _no_loss(rack: Rack, host: Host, pid: int) -> None:
+    for link in json.loads(run([*_in_network_of(pid), "tc", "-j", "qdisc"], check=False).stdout or "[]"):
         if link.get("kind") == "netem":
-            run([*_in_network_of(rack, host), "tc", "qdisc", "del", "dev", link["dev"], "root"], check=False)
+            run([*_in_network_of(pid), "tc", "qdisc", "del", "dev", link["dev"], "root"], check=False)
     if shutil.which("nft"):
         run(["nft", "delete", "table", "netdev", _table(rack, host)], check=False)

@@ -9,6 +9,8 @@ from lab.say import RackError, number
 from lab.topology import Host, Rack
 
 BENDS = "/var/lib/upstream-clocks"
+SETTLE_S = 0.6
+"""The clocks look for a changed bend five times a second, and a chronyd starts in a tenth."""
 LEAP_BITS = {"insert": 1, "delete": 2, "lost": 3}
 """RFC 5905: the last is "clock not synchronised"."""
 SMEAR = "-0.25 -11.574074"
@@ -48,6 +50,7 @@ def leap(rack: Rack, words: list[str]) -> None:
         else:  # a smear is a bend of ours; another bend is somebody else's and stays
             script = 'for f; do ! grep -q "^$0 " "$f" 2>/dev/null || rm "$f"; done'
             hosts.execute(rack, outside, "sh", "-c", script, SMEAR, *(f"{BENDS}/{name}" for name in clocks))
+            time.sleep(SETTLE_S)
 
 
 def bend(rack: Rack, words: list[str]) -> None:
@@ -96,15 +99,10 @@ def daemon(rack: Rack, words: list[str]) -> None:
     hosts.execute(rack, host, "sh", "-c", INSTALL.format(DAEMONS[which]))
 
 
-def heal_outside(rack: Rack, host: Host) -> None:
-    """Every upstream tells the true time to everybody again."""
-    hosts.execute(rack, host.name, "sh", "-c", f"rm -f {BENDS}/*")
-
-
 def heal_host(host: Host) -> str:
-    """Shell words that take a skew back on a host that has one."""
+    """Shell words: upstreams tell the true time to everybody again; a host with a skew loses it."""
     if host.upstream_clocks:
-        return ""
+        return f"rm -f {BENDS}/*"
     return f"if rm {SKEW} 2>/dev/null; then rm -f {SKEW_FILE}; systemctl daemon-reload; systemctl restart chrony; fi"
 
 
@@ -125,7 +123,9 @@ def _write(rack: Rack, host: str, files: dict[str, str]) -> None:
     words = [word for path, text in files.items() for word in (path, text)]
     script = 'while [ $# -gt 0 ]; do echo "$2" >"$1.new" && mv "$1.new" "$1"; shift 2; done'
     hosts.execute(rack, host, "sh", "-ec", script, "sh", *words)
+    time.sleep(SETTLE_S)
 
 
 def _remove(rack: Rack, host: str, paths: list[str]) -> None:
     hosts.execute(rack, host, "rm", "-f", *paths)
+    time.sleep(SETTLE_S)

@@ -115,11 +115,12 @@ def start(rack: Rack, host: str) -> None:
     _wait_ssh(rack, rack.hosts[host])
 
 
-def states(rack: Rack) -> dict[str, str]:
-    """host -> what podman says of its container (running, exited ...), `absent` without one; one call for all."""
-    text = podman("ps", "-a", "--filter", f"label={LABEL}={rack.name}", "--format", "{{.Names}} {{.State}}")
-    found = dict(line.split(None, 1) for line in text.splitlines())
-    return {name: found.get(rack.container(name), "absent").split()[0] for name in rack.hosts}
+def states(rack: Rack) -> dict[str, tuple[str, int]]:
+    """host -> what podman says of its container (running, exited ...; `absent` without one) and the process id of its
+    init, 0 where none runs. One call for all."""
+    text = podman("ps", "-a", "--filter", f"label={LABEL}={rack.name}", "--format", "{{.Names}} {{.Pid}} {{.State}}")
+    found = {name: (state.lower(), int(pid)) for name, pid, state, *_ in map(str.split, text.splitlines())}
+    return {name: found.get(rack.container(name), ("absent", 0)) for name in rack.hosts}
 
 
 def shell(rack: Rack, host: str, words: list[str]) -> int:

@@ -195,7 +195,17 @@ def lint(outcome: Outcome) -> None:
     python_files: list[str | Path] = ["library", "module_utils", "filter_plugins", "lookup_plugins", "roles", "tests"]
     _programme(outcome, "ruff", [setup.tool("ruff"), "check", "."])
     _programme(outcome, "ruff format", [setup.tool("ruff"), "format", "--check", "."])
-    _programme(outcome, "mypy", [setup.tool("mypy"), "module_utils/steadyrack", "filter_plugins", "tests/rack/lab"])
+    _programme(
+        outcome,
+        "mypy",
+        [
+            setup.tool("mypy"),
+            "module_utils/steadyrack",
+            "module_utils/steadyrack_report",
+            "filter_plugins",
+            "tests/rack/lab",
+        ],
+    )
     _programme(outcome, "yamllint", [setup.tool("yamllint"), "--strict", "."])
     _programme(outcome, "ansible-lint", [setup.tool("ansible-lint"), "--offline", "-q"])
     _programme(

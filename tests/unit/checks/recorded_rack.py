@@ -37,17 +37,26 @@ GROUPS = {"relay-a1": "relays", "gpu-a1": "gpu_nodes"}
 def good_evidence(base: str) -> dict[str, Any]:
     """As recorded; the agent's files are those of this checkout, which has gone on since the recording."""
     evidence = json.loads((EVIDENCE / f"{base}.json").read_text())
-    if base.startswith("gpu"):
-        package, programs = "/usr/lib/steadyrack/steadyrack", "/usr/lib/steadyrack"
-        files = ROOT / "roles" / "node_agent" / "files"
-        pynvml = importlib.util.find_spec("pynvml")
-        assert pynvml is not None
-        assert pynvml.origin is not None
-        sources = {f"{programs}/agent.py": files / "agent.py", f"{programs}/pynvml.py": Path(pynvml.origin)}
-        modules = {f"{package}/{path.name}": path for path in (ROOT / "module_utils" / "steadyrack").glob("*.py")}
-        evidence["files"][f"{package}/*.py"] = {name: _file(path, "0644") for name, path in modules.items()}
-        evidence["files"][f"{programs}/*.py"] = {name: _file(path, "0644") for name, path in sources.items()}
-        evidence["files"]["/usr/bin/steadyrack"] = {"/usr/bin/steadyrack": _file(files / "steadyrack", "0755")}
+    for part in sorted(EVIDENCE.glob(f"{base}.*.json")):  # what was recorded apart, for one role
+        for section, entries in json.loads(part.read_text()).items():
+            evidence[section].update(entries)
+    package, programs = "/usr/lib/steadyrack/steadyrack", "/usr/lib/steadyrack"
+    files = ROOT / "roles" / "node_agent" / "files"
+    pynvml = importlib.util.find_spec("pynvml")
+    assert pynvml is not None
+    assert pynvml.origin is not None
+    sources = {f"{programs}/agent.py": files / "agent.py", f"{programs}/pynvml.py": Path(pynvml.origin)}
+    modules = {f"{package}/{path.name}": path for path in (ROOT / "module_utils" / "steadyrack").glob("*.py")}
+    evidence["files"][f"{package}/*.py"] = {name: _file(path, "0644") for name, path in modules.items()}
+    evidence["files"][f"{programs}/*.py"] = {name: _file(path, "0644") for name, path in sources.items()}
+    evidence["files"]["/usr/bin/steadyrack"] = {"/usr/bin/steadyrack": _file(files / "steadyrack", "0755")}
+    # As recorded of the unit in the demo rack, after the rest.
+    evidence["units"]["steadyrack-time-watch.service"] = {
+        "Type": "notify", "MainPID": "730", "Result": "success",
+        "ExecStart": "{ path=/usr/bin/steadyrack ; argv[]=/usr/bin/steadyrack time watch --interval 10 ; }",
+        "Id": "steadyrack-time-watch.service", "LoadState": "loaded", "ActiveState": "active", "SubState": "running",
+        "UnitFileState": "enabled", "NeedDaemonReload": "no", "ConditionResult": "yes",
+    }  # fmt: skip
     return evidence
 
 

@@ -6,6 +6,7 @@ so that a fault which trips an unrelated check is a failure here, too.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -120,6 +121,56 @@ def chronyd_down(evidence: Evidence) -> None:
         says(label, "506 Cannot talk to daemon\n")(evidence)
 
 
+def rules(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Evidence], object]:
+    """Another ruleset in the kernel: `change` gets nft's own list of objects."""
+
+    def apply(evidence: Evidence) -> None:
+        record = evidence["commands"]["nft ruleset"]
+        ruleset = json.loads(record["out"])
+        change(ruleset["nftables"])
+        record["out"] = json.dumps(ruleset)
+
+    return apply
+
+
+def rule(chain: str, expr: list[Any], place: int | None = None) -> Callable[[Evidence], object]:
+    """One more rule in a chain of our table, at its beginning or at a place in it."""
+
+    def change(objects: list[dict[str, Any]]) -> None:
+        first = next(at for at, one in enumerate(objects) if one.get("rule", {}).get("chain") == chain)
+        new = {"rule": {"family": "inet", "table": "steadyrack_ntp", "chain": chain, "expr": expr}}
+        objects.insert(first + (place or 0), new)
+
+    return rules(change)
+
+
+def no_rules_in(chain: str) -> Callable[[Evidence], object]:
+    def change(objects: list[dict[str, Any]]) -> None:
+        objects[:] = [one for one in objects if one.get("rule", {}).get("chain") != chain]
+
+    return rules(change)
+
+
+def asks(key: str, value: Any) -> dict[str, Any]:
+    """The match `PROTOCOL FIELD VALUE`."""
+    protocol, field_ = key.split()
+    return {"match": {"op": "==", "left": {"payload": {"protocol": protocol, "field": field_}}, "right": value}}
+
+
+def probed(change: Callable[[dict[str, Any]], object]) -> Callable[[Evidence], object]:
+    def apply(evidence: Evidence) -> None:
+        record = evidence["commands"]["ntp probe"]
+        said = json.loads(record["out"])
+        change(said)
+        record["out"] = json.dumps(said)
+
+    return apply
+
+
+ACCEPT = {"accept": None}
+TO_PORT = asks("udp dport", 123)
+LEAK = {"firewall.ntp": "fail"}
+
 TIMES = ("time.synchronised", "time.offset")
 DOWN = {
     "time.daemon": "fail",
@@ -141,6 +192,7 @@ NODE_CHECKS = (
     "time.synchronised",
     "time.sources",
     "time.offset",
+    "firewall.ntp",
 )
 NVML_GONE = {"gpu.count": "fail", "gpu.power_cap": "unknown", "gpu.persistence": "unknown"}
 
@@ -505,10 +557,23 @@ CASES = [
         "changed on disk",
     ),
     Case(
+        "watch-stopped",
+        "relay-a1",
+        unit("steadyrack-time-watch.service", ActiveState="failed", SubState="failed", Result="watchdog"),
+        {"agent.units": "fail"},
+        "watchdog",
+    ),
+    Case(
+        "watch-looks-at-something-else",
+        "gpu-a1",
+        unit("steadyrack-time-watch.service", ExecStart="{ path=/bin/sleep ; argv[]=/bin/sleep infinity ; }"),
+        {"agent.units": "fail"},
+    ),
+    Case(
         "systemd-does-not-answer",
         "gpu-a1",
         lambda e: e.update(units={name: {"error": "systemctl show: no answer within 10 s"} for name in e["units"]}),
-        {"agent.units": "unknown", "time.daemon": "unknown"},
+        {"agent.units": "unknown", "time.daemon": "unknown", "firewall.ntp": "unknown"},
         "no answer within 10 s",
     ),
     # --- gpu.count ---
@@ -695,6 +760,7 @@ CASES = [
         lambda e: False,
         dict.fromkeys(
             (
+                "firewall.ntp",
                 "gpu.count",
                 "gpu.power_cap",
                 "gpu.persistence",
@@ -761,6 +827,99 @@ CASES = [
         "gpu-a1",
         variables={"acceptance_waivers": [{"check": "gpu.count", "expires": "2999-01-01"}]},
     ),
+    # --- firewall.ntp ---
+    Case("flushed", "gpu-a1", rules(lambda objects: objects.clear()), LEAK, "no such chain"),
+    Case("flushed-relay", "relay-a1", rules(lambda objects: objects.clear()), LEAK, "no such chain"),
+    Case("chain-flushed", "gpu-a1", no_rules_in("output"), LEAK, "no rule stops the rest"),
+    Case("containers-get-out", "gpu-a1", no_rules_in("forward"), LEAK, "no rule stops the rest"),
+    Case(
+        "one-more-way-out",
+        "gpu-a1",
+        rule("output", [TO_PORT, asks("ip daddr", "192.0.2.1"), ACCEPT]),
+        LEAK,
+        "192.0.2.1",
+    ),
+    Case(
+        "a-net-around-the-relay-is-open",
+        "gpu-a1",
+        rule("output", [TO_PORT, asks("ip daddr", {"prefix": {"addr": "10.213.1.0", "len": 24}}), ACCEPT]),
+        LEAK,
+        "lets it pass",
+    ),
+    Case(
+        "open-for-ipv6",
+        "gpu-a1",
+        rule("output", [asks("udp dport", 123), asks("ip6 daddr", "2001:db8::1"), ACCEPT]),
+        LEAK,
+    ),
+    Case(
+        "open-for-a-port-range",
+        "gpu-a1",
+        rule("output", [asks("th dport", {"range": [100, 200]}), ACCEPT]),
+        LEAK,
+        "range",
+    ),
+    Case("everything-passes", "gpu-a1", rule("output", [ACCEPT]), LEAK, "lets it pass"),
+    Case(
+        "a-chain-of-somebody-else-decides", "gpu-a1", rule("output", [TO_PORT, {"jump": {"target": "x"}}]), LEAK, "jump"
+    ),
+    Case("another-port-is-open", "gpu-a1", rule("output", [asks("udp dport", 53), ACCEPT])),
+    Case(
+        "only-limited-packets-are-stopped",
+        "gpu-a1",
+        both(
+            no_rules_in("forward"), rule("output", [TO_PORT, {"limit": {"rate": 6, "per": "minute"}}, {"drop": None}])
+        ),
+        LEAK,
+        "no rule stops the rest",
+    ),
+    Case(
+        "asleep",
+        "gpu-a1",
+        rules(
+            lambda objects: [
+                one["table"].update(flags="dormant")
+                for one in objects
+                if "table" in one and one["table"]["name"] == "steadyrack_ntp"
+            ]
+        ),
+        LEAK,
+        "sleeps",
+    ),
+    Case("node-is-asked", "gpu-a1", rule("input", [TO_PORT, ACCEPT]), LEAK, "lets it pass"),
+    Case("chronyc-from-elsewhere", "relay-a1", rule("input", [asks("udp dport", 323), ACCEPT]), LEAK, "udp/323"),
+    Case("world-may-ask", "relay-a1", rule("input", [TO_PORT, ACCEPT]), LEAK, "lets it pass"),
+    Case(
+        "clients-may-not-ask",
+        "relay-a1",
+        rule("input", [TO_PORT, {"drop": None}]),
+        LEAK,
+        "though the inventory lists it",
+    ),
+    Case("bmcs-may-not-ask", "relay-a1", None, LEAK, "10.9.0.0/24", variables={"rack_bmc_networks": ["10.9.0.0/24"]}),
+    Case(
+        "c35-relay-silent",
+        "gpu-a1",
+        probed(lambda said: said["relays"].update({"10.213.1.21": "silent"})),
+        LEAK,
+        "silent",
+    ),
+    Case("not-refused", "gpu-a1", probed(lambda said: said["other"].update(said="silent")), LEAK, "it was not refused"),
+    Case("refused-by-others", "gpu-a1", probed(lambda said: said["other"].update(after={})), LEAK, "by somebody else"),
+    Case(
+        "nobody-to-try",
+        "gpu-a1",
+        probed(lambda said: said["other"].update(said="error: Network is unreachable")),
+        {"firewall.ntp": "unknown"},
+        "no route",
+    ),
+    Case(
+        "no-nft",
+        "gpu-a1",
+        lambda e: e["commands"]["nft ruleset"].update(error="not installed"),
+        {"firewall.ntp": "unknown"},
+    ),
+    Case("not-at-boot", "gpu-a1", unit("steadyrack-firewall.service", UnitFileState="disabled"), LEAK),
 ]
 
 
@@ -838,6 +997,9 @@ def test_groups_decide_which_checks_a_host_gets(outcome: Outcome) -> None:
     assert GROUPS["relay-a1"] == "relays"
     ids = {row["id"] for row in outcome.rows("relay-a1")}
     assert ids == {
+        "agent.files",
+        "agent.units",
+        "firewall.ntp",
         "package.relay_only",
         "time.config",
         "time.daemon",

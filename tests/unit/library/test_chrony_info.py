@@ -18,11 +18,12 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures/chrony"
 
 
 @pytest.fixture(autouse=True)
-def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def note(node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the role's note would be; the machine's own is never read."""
     path = tmp_path / "time_sync.json"
     monkeypatch.setattr(time_checks, "POLICY_PATH", str(path))
     monkeypatch.setattr(chrony_info, "LOOK_S", 0.01)
+    node.set_units({"chrony.service": {"active": "active", "file_state": "enabled", "asked": True}})
     return path
 
 
@@ -51,7 +52,8 @@ def test_a_healthy_clock_reads_the_same_in_check_mode(check: bool, call: Call, n
     assert not answer["changed"]
     assert answer["state"] == "synchronised"
     assert answer["bound_s"] == pytest.approx(0.00014275, abs=1e-8)
-    assert [row["verdict"] for row in answer["checks"]] == ["pass", "pass", "pass"]
+    assert [row["verdict"] for row in answer["checks"]] == ["pass"] * 4
+    assert (answer["may_start"], answer["policy"]["mode"]) == (True, "client")
     assert answer["sources"][0]["reach"] == 255
     assert answer["activity"]["online"] == 1
 
@@ -106,8 +108,8 @@ def test_the_note_of_the_role_is_the_default_and_options_win(call: Call, node: F
     wanted = {"version": 1, "mode": "client", "sources": ["10.88.0.51"], "alarm_ms": 0.1, "unit": "chrony"}
     note.write_text(json.dumps(wanted))
     recorded(node, "client-4.6", now())
-    assert [row["verdict"] for row in call()["checks"]] == ["pass", "pass", "fail"]
-    assert [row["verdict"] for row in call(alarm_ms=30)["checks"]] == ["pass", "pass", "pass"]
+    assert [row["verdict"] for row in call()["checks"]] == ["pass", "pass", "fail", "pass"]
+    assert [row["verdict"] for row in call(alarm_ms=30)["checks"]] == ["pass"] * 4
 
 
 def test_a_note_that_cannot_be_used_is_an_error(call: Call, node: FakeNode, note: Path) -> None:
@@ -120,3 +122,13 @@ def test_a_report_that_cannot_be_read_is_an_error_or_unknown(call: Call, node: F
     answer = call()
     assert answer["state"] == "unreadable"
     assert answer["checks"][0]["verdict"] == "unknown"
+
+
+def test_the_gate_asks_for_no_statistics_and_gets_a_reason_in_one_line(call: Call, node: FakeNode) -> None:
+    node.answers("chronyc", "506 Cannot talk to daemon\n", 1)
+    node.calls()
+    answer = call(statistics=False)
+    assert not answer["may_start"]
+    assert "506 Cannot talk to daemon" in answer["gate_line"]
+    recorded(node, "client-4.6", now())
+    assert call(statistics=False)["activity"] is None

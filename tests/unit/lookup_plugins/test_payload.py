@@ -46,6 +46,12 @@ def test_the_launcher_may_be_run_and_the_rest_may_be_read(query):
     assert modes[f"{NODE}/pynvml.py"] == "0644"
 
 
+def test_new_code_restarts_the_watch_and_a_new_pynvml_does_not(query):
+    asks = {entry["path"]: entry.get("on_change") for entry in query()}
+    assert asks[f"{NODE}/agent.py"] is asks[f"{NODE}/steadyrack/alarms.py"] is None  # the default: restart
+    assert asks[f"{NODE}/pynvml.py"] == "none"
+
+
 def test_the_old_package_pynvml_is_refused_with_the_repair(tmp_path, monkeypatch):
     import sys
 

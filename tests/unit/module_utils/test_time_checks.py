@@ -25,6 +25,10 @@ def chronyc(node: FakeNode, tracking: str, sources: str) -> None:
     node.program("chronyc", f"#!/bin/sh\ncase $3 in {cases} esac\n")
 
 
+def running(node: FakeNode) -> None:
+    node.set_units({"chrony.service": {"active": "active", "file_state": "enabled", "asked": True}})
+
+
 def verdicts(rows: list[dict]) -> dict[str, str]:
     return {row["id"]: row["verdict"] for row in rows}
 
@@ -32,8 +36,12 @@ def verdicts(rows: list[dict]) -> dict[str, str]:
 def test_a_healthy_client_passes(node: FakeNode, tmp_path: Path) -> None:
     leave_note(tmp_path, NOTE)
     chronyc(node, "client-4.6-tracking", "client-4.6-sources")
+    running(node)
     rows = time_checks.checks(str(tmp_path), now=1796010930.0)
-    assert verdicts(rows) == {"time.synchronised": "pass", "time.sources": "pass", "time.offset": "pass"}
+    assert verdicts(rows) == {
+        "time.synchronised": "pass", "time.sources": "pass", "time.offset": "pass", "time.daemon": "pass",
+        "time.egress": "not_judged",
+    }  # fmt: skip
 
 
 def test_another_source_than_the_relay_fails(node: FakeNode, tmp_path: Path) -> None:
@@ -58,7 +66,7 @@ def test_where_the_role_never_ran_nothing_is_judged(node: FakeNode, tmp_path: Pa
         "",
         "{",
         "[]",
-        {**NOTE, "version": 2},
+        {**NOTE, "version": 3},
         {**NOTE, "mode": "server"},
         {**NOTE, "sources": []},
         {**NOTE, "sources": "10.0.0.1"},
@@ -67,6 +75,12 @@ def test_where_the_role_never_ran_nothing_is_judged(node: FakeNode, tmp_path: Pa
         {**NOTE, "alarm_ms": 0},
         {**NOTE, "warn_ms": True},
         {**NOTE, "unit": None},
+        {**NOTE, "version": 2, "operators": ["a"]},
+        {**NOTE, "version": 2, "peers": "10.0.0.22"},
+        {**NOTE, "version": 2, "other_sites": {"10.9.0.41": 1}},
+        {**NOTE, "version": 2, "site_skew_alarm_ms": 0},
+        {**NOTE, "version": 2, "min_upstreams": -1},
+        {**NOTE, "version": 2, "rivals": None, "site": 4},
     ],
 )
 def test_a_note_that_cannot_be_used_is_unknown_never_ok(note: Any, node: FakeNode, tmp_path: Path) -> None:
@@ -82,7 +96,10 @@ def test_a_daemon_that_is_down_fails_c28(node: FakeNode, tmp_path: Path) -> None
     node.set_units({"chrony.service": {"file_state": "enabled", "active": "failed"}})
     node.answers("chronyc", "506 Cannot talk to daemon\n", 1)
     rows = time_checks.checks(str(tmp_path))
-    assert verdicts(rows) == {"time.synchronised": "fail", "time.sources": "unknown", "time.offset": "unknown"}
+    assert verdicts(rows) == {
+        "time.synchronised": "fail", "time.sources": "unknown", "time.offset": "unknown", "time.daemon": "fail",
+        "time.egress": "not_judged",
+    }  # fmt: skip
 
 
 def test_a_daemon_that_may_not_run_in_a_container_is_not_judged_c33(node: FakeNode, tmp_path: Path) -> None:
@@ -93,7 +110,7 @@ def test_a_daemon_that_may_not_run_in_a_container_is_not_judged_c33(node: FakeNo
     node.answers("chronyc", "506 Cannot talk to daemon\n", 1)
     rows = time_checks.checks(str(tmp_path))
     assert set(verdicts(rows).values()) == {"not_judged"}
-    assert all(condition in row["reason"] for row in rows)
+    assert all(condition in row["reason"] for row in rows if row["id"] != "time.egress")
 
 
 def test_without_systemd_a_silent_daemon_is_down(node: FakeNode, tmp_path: Path) -> None:
@@ -101,3 +118,36 @@ def test_without_systemd_a_silent_daemon_is_down(node: FakeNode, tmp_path: Path)
     node.answers("chronyc", "506 Cannot talk to daemon\n", 1)
     node.answers("systemctl", "", 1, "no systemd")
     assert verdicts(time_checks.checks(str(tmp_path)))["time.synchronised"] == "fail"
+
+
+# --- the note ------------------------------------------------------------------------------------------
+
+
+def test_a_note_of_version_1_gets_the_defaults_of_what_it_lacks(tmp_path: Path) -> None:
+    leave_note(tmp_path, {**NOTE, "warn_ms": None})
+    policy = time_checks.load_policy(str(tmp_path))
+    assert policy is not None
+    assert policy.warn_ms == pytest.approx(10.0)  # a third of the alarm
+    assert (policy.min_upstreams, policy.site_skew_alarm_ms, policy.peers) == (3, 100.0, ())
+    assert "ntpsec.service" in policy.rivals
+
+
+def test_a_note_of_version_2_is_read_whole(tmp_path: Path) -> None:
+    about = {
+        "site": "site-a", "operators": {"ntp1": "A"}, "peers": ["10.0.0.22"], "other_sites": {"10.9.0.41": "site-b"},
+        "site_skew_alarm_ms": 80.0, "min_upstreams": 2, "rivals": ["x.service"],
+    }  # fmt: skip
+    leave_note(tmp_path, {**NOTE, "version": 2, "mode": "relay", **about})
+    policy = time_checks.load_policy(str(tmp_path))
+    assert policy is not None
+    assert {key: getattr(policy, key) for key in about} == about
+    assert policy.neighbours.peers == ["10.0.0.22"]
+
+
+def test_a_relay_judges_the_skew_to_each_other_site(node: FakeNode, tmp_path: Path) -> None:
+    leave_note(tmp_path, {**NOTE, "version": 2, "mode": "relay", "other_sites": {"10.9.0.41": "site-b"}})
+    running(node)
+    chronyc(node, "client-4.6-tracking", "client-4.6-sources")
+    rows = time_checks.checks(str(tmp_path), now=1796010930.0)
+    (row,) = [row for row in rows if row["id"] == "time.skew"]
+    assert (row["subject"], row["state"]) == ("10.9.0.41", "missing")

@@ -148,3 +148,64 @@ def test_an_inventory_without_a_relay_stops_everybody(tmp_path: Path) -> None:
     lines = "\n".join(run["shown"]["gpu-b1"])
     assert "group relay: unknown (did you mean relays?)" in lines
     assert "group relays: no host in it" in lines
+
+
+# --- who asks whom for the time ------------------------------------------------------------------------------
+
+FOUR = ["ntp.aliyun.com", "ntp.tencent.com", "ntp.sjtu.edu.cn", "ntp.ntsc.ac.cn"]
+SECRET = "hunter22-hunter22"
+
+
+def test_upstreams_that_are_votes_pass_also_as_dictionaries(tmp_path: Path) -> None:
+    given = [*FOUR[:3], {"address": "2001:db8:7::123", "operator": "our own", "offset_s": 0.002}]
+    run = preflight(tmp_path, inventory(relay_a1={"time_sync_upstreams": given}))
+    assert run["failed"] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "mistake", "said"),
+    [
+        ("relay-a1", {"time_sync_upstreams": [*FOUR, "ntp1.cloud.aliyuncs.com"]}, "both run by alibaba: one vote"),
+        ("relay-a1", {"time_sync_upstreams": [*FOUR, "192.0.2.13"]}, "192.0.2.13: a relay of this inventory"),
+        ("relay-a1", {"time_sync_upstreams": [*FOUR, "RELAY-A1."]}, "RELAY-A1.: a relay of this inventory"),
+        ("relay-a1", {"time_sync_upstreams": FOUR[:3]}, "3 operators; wanted at least 4"),
+        ("relay-a1", {"time_sync_upstreams": [*FOUR, "ntp.aliyun.com."]}, "are one server"),
+        ("relay-a1", {"time_sync_upstreams": [*FOUR, "10.0.0.300"]}, "10.0.0.300"),
+        ("relay-a1", {"time_sync_upstreams": [*FOUR[1:], {"address": FOUR[0], "nts": True}]}, "wanted all or none"),
+        ("relay-a1", {"time_sync_upstreams": [*FOUR[1:], {"adress": FOUR[0]}]}, "did you mean address?"),
+        ("gpu-a2", {"time_sync_warn_ms": 31}, "time_sync_warn_ms: 31, above time_sync_alarm_ms (30)"),
+        ("gpu-a2", {"time_sync_alarm_ms": 5, "time_sync_warn_ms": 6}, "above time_sync_alarm_ms (5)"),
+        ("gpu-a2", {"time_sync_alarm_ms": 0}, "time_sync_alarm_ms: 0.0; wanted 0.001"),
+        ("gpu-a2", {"time_sync_relays": ["192.0.2.11"]}, "192.0.2.11 is this node itself"),
+        ("relay-a1", {"time_sync_max_slew_ppm": 200000}, "wanted 1 to 100000"),
+    ],
+)
+def test_time_that_cannot_be_right_is_one_clear_error_before_any_change(
+    tmp_path: Path, host: str, mistake: dict[str, Any], said: str
+) -> None:
+    run = preflight(tmp_path, inventory(**{host.replace("-", "_"): mistake}))
+    assert run["failed"] == [host]
+    (line,) = run["shown"][host]
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        SECRET,
+        [SECRET],
+        [{"id": "seven", "key": SECRET}],
+        [{"id": 7, "type": "MD5", "key": SECRET}],
+        [{"id": 7, "key": SECRET, "kind": "x"}],
+        [{"id": 7, "key": [SECRET]}, 5],
+        {"id": 7, "key": SECRET},
+    ],
+    ids=["text", "texts", "id", "type", "unknown", "several", "no_list"],  # pytest tells the environment a test's name
+)
+def test_a_malformed_key_is_refused_and_its_secret_is_told_nowhere(tmp_path: Path, keys: Any) -> None:
+    run = preflight(tmp_path, inventory(gpu_a2={"time_sync_keys": keys}), "-vvv")
+    assert run["failed"] == ["gpu-a2"]
+    (line,) = run["shown"]["gpu-a2"]
+    assert line.startswith("gpu-a2: time_sync_keys: ")
+    told = [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file() and SECRET in path.read_text()]
+    assert told == []

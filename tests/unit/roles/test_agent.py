@@ -29,6 +29,21 @@ LoadState=loaded
 ActiveState=inactive
 UnitFileState=static
 Result=success
+
+Id=steadyrack-time-watch.service
+LoadState=loaded
+ActiveState={watch}
+UnitFileState=enabled
+Result=success
+END
+;;
+*steadyrack-time-watch.service*)
+cat <<'END'
+Id=steadyrack-time-watch.service
+LoadState=loaded
+ActiveState={watch}
+UnitFileState=enabled
+Result=success
 END
 ;;
 *) echo LoadState=not-found ;;
@@ -36,10 +51,10 @@ esac
 """
 
 
-def systemd(node, boot="active", enabled="enabled", booted=None):
+def systemd(node, boot="active", enabled="enabled", booted=None, watch="active"):
     """The units in these states."""
     values = {
-        "boot": boot, "enabled": enabled,
+        "boot": boot, "enabled": enabled, "watch": watch,
         "result": "exit-code" if boot == "failed" else "success",
         "booted": int(time.monotonic() * 1e6) if booted is None else booted,
     }  # fmt: skip
@@ -148,6 +163,86 @@ def test_a_boot_unit_installed_after_this_boot_is_not_blamed(gpu_node):
     systemd(gpu_node, boot="inactive", booted=int((time.monotonic() - 60) * 1e6))
     row = boot_unit(gpu_node)
     assert (row["verdict"], row["state"]) == ("not_judged", "not_due")
+
+
+@pytest.mark.parametrize(
+    ("watch", "verdict"), [("active", "pass"), ("inactive", "fail"), ("failed", "fail"), ("activating", "unknown")]
+)
+def test_the_watch_over_the_clock_must_run(gpu_node, watch, verdict):
+    applied(gpu_node)
+    systemd(gpu_node, watch=watch)
+    rows = json.loads(gpu_node.steadyrack("check", "--json").stdout)["checks"]
+    assert [row["verdict"] for row in rows if row["subject"] == "steadyrack-time-watch.service"] == [verdict]
+
+
+def test_on_a_host_without_gpus_to_keep_nothing_is_said_of_gpus(gpu_node):
+    systemd(gpu_node)
+    note = gpu_node.root / "etc/steadyrack/node_agent.json"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text('{"version": 1, "gpus": false}')
+    rows = json.loads(gpu_node.steadyrack("check", "--json").stdout)["checks"]
+    assert {(row["id"], row["verdict"]) for row in rows} == {
+        ("agent.units", "pass"),
+        ("time.synchronised", "not_judged"),
+    }
+    assert [row["subject"] for row in rows if row["id"] == "agent.units"] == ["steadyrack-time-watch.service"]
+
+
+# --- time --------------------------------------------------------------------------------------
+
+
+def time_note(node, **changes):
+    path = node.root / "etc/steadyrack/time_sync.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    note = {"version": 2, "mode": "client", "sources": ["10.0.0.1"], "alarm_ms": 30, "unit": "chrony", "rivals": []}
+    path.write_text(json.dumps({**note, **changes}))
+
+
+def test_the_gate_is_no_yes_where_nobody_vouches_for_the_clock(gpu_node):
+    done = gpu_node.steadyrack("time", "gate")
+    assert done.returncode == 2
+    assert done.stdout.startswith("not known: ")
+
+
+def test_the_gate_says_no_in_one_line_and_as_json(gpu_node):
+    time_note(gpu_node)
+    gpu_node.program("chronyc", "#!/bin/sh\necho 506 Cannot talk to daemon\nexit 1\n")
+    done = gpu_node.steadyrack("time", "gate")
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)
+    assert "506 Cannot talk to daemon" in done.stdout
+    found = json.loads(gpu_node.steadyrack("time", "gate", "--json").stdout)
+    assert found["may_start"] is False
+    assert found["line"] == done.stdout.strip()
+    assert found["checks"]
+
+
+def test_a_malformed_note_ends_the_gate_with_3(gpu_node):
+    time_note(gpu_node, version=9)
+    done = gpu_node.steadyrack("time", "gate")
+    assert done.returncode == 3
+    assert "version 9" in done.stderr
+
+
+def test_the_watch_runs_until_it_is_ended_and_ends_well(gpu_node):
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    from gpu_node import AGENT
+
+    systemd(gpu_node)
+    command = [sys.executable, str(AGENT), "--root", str(gpu_node.root), "time", "watch", "--interval", "1"]
+    env = {**gpu_node.environment, "PYTHONPATH": str(REPOSITORY / "module_utils")}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        metrics = gpu_node.root / "var/lib/steadyrack/metrics/steadyrack_time.prom"
+        give_up = time.monotonic() + 20
+        while not metrics.exists():
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stdout.read() == ""
 
 
 # --- status ------------------------------------------------------------------------------------
@@ -343,7 +438,16 @@ def test_two_applies_at_once_wait_for_each_other(gpu_node):
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["status", "--help"], ["check", "--help"], ["gpu", "--help"], ["gpu", "apply", "--help"]]
+    "words",
+    [
+        ["--help"],
+        ["status", "--help"],
+        ["check", "--help"],
+        ["gpu", "--help"],
+        ["gpu", "apply", "--help"],
+        ["time", "gate", "--help"],
+        ["time", "watch", "--help"],
+    ],
 )
 def test_every_subcommand_explains_itself(gpu_node, words):
     done = gpu_node.steadyrack(*words)
@@ -362,6 +466,8 @@ def test_every_subcommand_explains_itself(gpu_node, words):
         ["gpu", "apply", "--wait", "long"],
         ["gpu", "apply", "--wait", "-1"],
         ["status", "--fast"],
+        ["time"],
+        ["time", "watch", "--interval", "0"],
     ],
 )
 def test_wrong_use_ends_with_64_which_no_finding_does(gpu_node, words):

@@ -1,4 +1,7 @@
-"""What the roles write into chrony's, squid's and apt's configuration, for inputs of every kind."""
+"""What the role package_mirror writes into squid's and apt's configuration, for inputs of every kind.
+
+What is written for chrony comes from its module: tests/unit/module_utils/test_chrony_config.py.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import destinations
 import jinja2
 import pytest
 import rack_inventory
@@ -15,7 +19,7 @@ ROLES = Path(__file__).resolve().parents[3] / "roles"
 
 
 def render(role: str, template: str, **inputs: Any) -> str:
-    """A template of a role with its defaults, its own private variables and ``inputs``, as Ansible would render it."""
+    """A template of a role with its defaults, its own private variable and ``inputs``, as Ansible would render it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ROLES / role / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -23,98 +27,16 @@ def render(role: str, template: str, **inputs: Any) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(rack_inventory.FilterModule().filters())
+    environment.filters.update({**rack_inventory.FilterModule().filters(), **destinations.FilterModule().filters()})
     values = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text())
     values.update(inputs)
-    if role == "time_sync":
-        private = yaml.safe_load((ROLES / role / "vars/main.yml").read_text())
-        values["__time_sync_family"] = private["__time_sync_families"]["Debian"]
-        relay = values["time_sync_mode"] == "relay"
-        values["__time_sync_sources"] = rack_inventory.server_addresses(
-            values["time_sync_upstreams"] if relay else values["time_sync_relays"]
-        )
-    else:
-        values["__package_mirror_script"] = "/usr/local/sbin/steadyrack-apt-proxy"
+    values["__package_mirror_script"] = "/usr/local/sbin/steadyrack-apt-proxy"
     return environment.get_template(template).render(values)
 
 
 def directives(text: str) -> list[str]:
     """Lines that say something."""
     return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "//"))]
-
-
-RELAY = {"time_sync_mode": "relay", "time_sync_client_networks": ["10.1.0.0/24", "2001:db8:1::/64"]}
-CLIENT = {"time_sync_relays": ["10.1.0.21", "[2001:db8:1::21]"]}
-
-
-def test_a_relay_serves_the_networks_of_both_families_and_nobody_else_c35() -> None:
-    """C35."""
-    lines = directives(render("time_sync", "chrony.conf.j2", **RELAY))
-    assert [line for line in lines if line.startswith("allow")] == ["allow 10.1.0.0/24", "allow 2001:db8:1::/64"]
-    assert "port 0" not in lines
-
-
-def test_a_client_serves_nobody() -> None:
-    lines = directives(render("time_sync", "chrony.conf.j2", **CLIENT))
-    assert "port 0" in lines
-    assert not any(line.startswith("allow") for line in lines)
-
-
-@pytest.mark.parametrize("inputs", [RELAY, CLIENT], ids=["relay", "client"])
-def test_only_our_own_sources_are_read_c27(inputs: dict[str, Any]) -> None:
-    """C27."""
-    lines = directives(render("time_sync", "chrony.conf.j2", **inputs))
-    assert [
-        line for line in lines if line.startswith(("sourcedir", "confdir", "include", "server", "pool", "peer"))
-    ] == ["sourcedir /etc/chrony/steadyrack.d"]
-
-
-@pytest.mark.parametrize("inputs", [RELAY, CLIENT], ids=["relay", "client"])
-def test_no_host_serves_a_clock_of_its_own(inputs: dict[str, Any]) -> None:
-    assert not any(line.startswith("local") for line in directives(render("time_sync", "chrony.conf.j2", **inputs)))
-
-
-@pytest.mark.parametrize(
-    ("inputs", "step"), [(RELAY, "makestep 1 3"), (CLIENT, "makestep 0.1 3")], ids=["relay", "client"]
-)
-def test_the_clock_steps_only_in_the_first_updates_c29_c34(inputs: dict[str, Any], step: str) -> None:
-    """C29, C34."""
-    lines = directives(render("time_sync", "chrony.conf.j2", **inputs))
-    assert [line for line in lines if line.startswith("makestep")] == [step]
-
-
-@pytest.mark.parametrize("inputs", [RELAY, CLIENT], ids=["relay", "client"])
-def test_every_source_gets_iburst_c37(inputs: dict[str, Any]) -> None:
-    """C37."""
-    lines = directives(render("time_sync", "steadyrack.sources.j2", **inputs))
-    assert lines
-    assert all(line.startswith("server ") and " iburst " in line for line in lines)
-
-
-def test_sources_are_written_bare_and_with_the_polls_asked_for() -> None:
-    assert directives(render("time_sync", "steadyrack.sources.j2", **CLIENT, time_sync_relay_minpoll=0)) == [
-        "server 10.1.0.21 iburst minpoll 0 maxpoll 4 xleave",
-        "server 2001:db8:1::21 iburst minpoll 0 maxpoll 4 xleave",
-    ]
-    relay = render("time_sync", "steadyrack.sources.j2", **RELAY)
-    assert "server ntp.aliyun.com iburst minpoll 6 maxpoll 8 maxdelay 0.2\n" in relay
-    assert len(directives(relay)) == 4
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        {**RELAY, "time_sync_client_networks": []},
-        {**RELAY, "time_sync_client_networks": ["0.0.0.0/0"]},
-        {**RELAY, "time_sync_upstreams": []},
-        {**RELAY, "time_sync_upstreams": ["a.example", "a.example"]},
-        {"time_sync_relays": []},
-        {"time_sync_relays": ["10.0.0.300"]},
-    ],
-)
-def test_inputs_that_make_no_sense_are_refused_while_rendering(inputs: dict[str, Any]) -> None:
-    with pytest.raises(rack_inventory.FilterError, match="wanted"):
-        render("time_sync", "chrony.conf.j2", **inputs)
 
 
 # --- package_mirror ------------------------------------------------------------------------------------
@@ -127,10 +49,10 @@ def test_the_proxy_denies_all_but_the_rack_in_this_order() -> None:
     assert [line for line in lines if line.startswith(("acl rack", "http_access"))] == [
         "acl rack src 10.1.0.0/24",
         "acl rack src 2001:db8:1::/64",
-        "http_access deny !allowed_ports",
-        "http_access deny tunnel !tunnel_ports",
         "http_access deny manager",
         "http_access deny to_localhost",
+        "http_access deny !allowed_ports",
+        "http_access deny tunnel !tunnel_ports",
         "http_access allow rack",
         "http_access allow localhost",
         "http_access deny all",
@@ -145,6 +67,35 @@ def test_named_mirrors_are_the_only_ones() -> None:
     lines = directives(text)
     assert "acl allowed_hosts dstdomain -n mirror.example .x.org" in lines
     assert lines.index("http_access deny !allowed_hosts") < lines.index("http_access allow rack")
+
+
+def test_a_single_destination_is_let_through_for_the_rack_on_its_port_alone() -> None:
+    text = render(
+        "package_mirror", "squid.conf.j2", **SERVER, package_mirror_allowed_hosts=["mirror.example"],
+        package_mirror_allowed_destinations=["hooks.example.org:8443", "10.213.0.11:8080", "[2001:db8::1]:443"],
+    )  # fmt: skip
+    lines = directives(text)
+    assert {"acl host1 dstdomain -n hooks.example.org", "acl port1 port 8443"} <= set(lines)
+    assert {"acl host2 dst 10.213.0.11", "acl host3 dst 2001:db8::1"} <= set(lines)
+    allowed = lines.index("http_access allow rack host1 port1")
+    assert lines.index("http_access deny to_localhost") < allowed < lines.index("http_access deny !allowed_ports")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hooks.example.org",
+        "hooks.example.org:0",
+        "hooks.example.org:70000",
+        ":443",
+        "a b:443",
+        "http://a:443",
+        "::1:443",
+    ],
+)
+def test_what_is_no_destination_is_refused(value: str) -> None:
+    with pytest.raises(rack_inventory.FilterError, match="wanted host:port"):
+        render("package_mirror", "squid.conf.j2", **SERVER, package_mirror_allowed_destinations=[value])
 
 
 def test_a_proxy_for_nobody_is_refused() -> None:

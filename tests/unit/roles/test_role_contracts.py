@@ -164,3 +164,12 @@ def test_preflight_knows_every_role() -> None:
     names = {role.name for role in ROLES}
     assert set(play["vars"]["preflight_specs"]) == names
     assert {f"{name}_" for name in names} <= set(play["vars"]["preflight_prefixes"])
+
+
+def test_time_sync_hands_every_parameter_to_its_module() -> None:
+    """What the role left out would silently be the module's own default."""
+    import chrony_config
+
+    (task,) = tasks(REPOSITORY / "roles/time_sync/tasks/configure.yml")
+    documented = yaml.safe_load(chrony_config.DOCUMENTATION)["options"]
+    assert set(task["chrony_config"]) == set(documented) - {"pending_directory"}

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""New rules on trial: loaded with a clock running against them, kept only when somebody comes back and says so.
+
+Before the rules are loaded a systemd timer is armed that brings back the table as it was. The timer lives in
+PID 1, so it fires whatever happens to Ansible, to its connection or to this process. It counts monotonic time:
+a clock that is set meanwhile does not matter. What makes the rules last (the file that is loaded at boot) is
+written only after the confirmation, so that a power cycle is a way back, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from . import nft
+from .errors import InputError, NotAppliedError, SteadyrackError, ToolError
+from .files import atomic_write, dump_json, load_json, make_directory, read_bytes
+from .nft import Runner, Table
+from .run import run
+
+# Below /run: a reboot forgets the trial together with the rules on trial.
+TRIAL_DIRECTORY = "/run/steadyrack/firewall"
+ROLLBACK_UNIT = "steadyrack-firewall-rollback"
+SYSTEMD_TIMEOUT_S = 30.0
+_ROLLBACK = 'nft -f "$1" || nft delete table "$3" "$4"; rm -f "$2"'
+
+
+def marker_path(directory: str) -> str:
+    return os.path.join(directory, "trial.json")
+
+
+def previous_path(directory: str) -> str:
+    return os.path.join(directory, "previous.nft")
+
+
+def pending(directory: str = TRIAL_DIRECTORY) -> dict[str, Any] | None:
+    """The trial that nobody has confirmed yet, None when there is none."""
+    return load_json(marker_path(directory))
+
+
+def start(
+    table: Table,
+    text: str,
+    timeout_s: int,
+    connection: str | None,
+    *,
+    directory: str = TRIAL_DIRECTORY,
+    runner: Runner = run,
+) -> None:
+    """Arm the way back, then load. An unfinished trial keeps its first state: that is the one to go back to."""
+    if timeout_s <= 0:
+        raise InputError(
+            "confirm timeout", f"{timeout_s} s", "more than 0 s", "correct rack_firewall_confirm_timeout_s"
+        )
+    target = nft.wanted(table, text, runner)
+    nft.check(nft.replacement(table, text), runner)
+    make_directory(directory)
+    disarm(runner)  # an older trial's clock must not run out under this one
+    if pending(directory) is None or read_bytes(previous_path(directory)) is None:
+        _keep_previous(table, directory, runner)
+    atomic_write(marker_path(directory), dump_json({"version": 1, "connection": connection, "target": target}), 0o600)
+    arm(table, timeout_s, directory, runner)
+    try:
+        nft.load(table, text, runner)
+        if nft.live(table, runner) != target:
+            raise NotAppliedError(
+                f"table {table}", "other rules than were loaded", "the rules as given", "nft list ruleset"
+            )
+    except SteadyrackError:
+        roll_back(table, directory, runner)
+        raise
+
+
+def _keep_previous(table: Table, directory: str, runner: Runner) -> None:
+    """The script that brings the present table back, counters included; one that nft would refuse is not kept."""
+    done = runner(["nft", "list", "table", table.family, table.name], nft.NFT_TIMEOUT_S)
+    before = done.out if done.rc == 0 else ""
+    script = nft.replacement(table, before) if before else nft.removal(table)
+    try:
+        nft.check(script, runner)
+    except InputError:
+        script = nft.removal(table)  # no rules of ours lock nobody out
+    atomic_write(previous_path(directory), script.encode("utf-8"), 0o600)
+
+
+def arm(table: Table, timeout_s: int, directory: str, runner: Runner = run) -> None:
+    """A transient timer that loads the previous table after ``timeout_s`` seconds."""
+    argv = [
+        "systemd-run", "--quiet", "--collect", f"--unit={ROLLBACK_UNIT}", f"--on-active={timeout_s}s",
+        "--timer-property=AccuracySec=100ms", "--description=Unconfirmed firewall rules of steadyrack are taken back",
+        "--", "/bin/sh", "-c", _ROLLBACK, "sh", previous_path(directory), marker_path(directory),
+        table.family, table.name,
+    ]  # fmt: skip
+    done = runner(argv, SYSTEMD_TIMEOUT_S)
+    if done.rc != 0:
+        raise ToolError(
+            "systemd-run", done.said, "a timer that takes the rules back", "systemctl status; nothing was loaded"
+        )
+
+
+def disarm(runner: Runner = run, wait_s: float = SYSTEMD_TIMEOUT_S) -> None:
+    """No timer and no rollback under way any more. One that has begun is let finish: its marker goes last."""
+    runner(["systemctl", "stop", "--", f"{ROLLBACK_UNIT}.timer"], SYSTEMD_TIMEOUT_S)
+    give_up = time.monotonic() + wait_s
+    while _running(runner) and time.monotonic() < give_up:
+        time.sleep(0.05)
+
+
+def _running(runner: Runner) -> bool:
+    shown = runner(["systemctl", "show", "--property=ActiveState", "--", f"{ROLLBACK_UNIT}.service"], SYSTEMD_TIMEOUT_S)
+    return shown.out.strip() in ("ActiveState=activating", "ActiveState=active", "ActiveState=deactivating")
+
+
+def roll_back(table: Table, directory: str = TRIAL_DIRECTORY, runner: Runner = run) -> None:
+    """Go back now rather than when the timer fires; when that fails the timer is left to try it again."""
+    done = runner(["nft", "-f", previous_path(directory)], nft.NFT_TIMEOUT_S)
+    if done.rc == 0:
+        disarm(runner)
+        forget(directory)
+
+
+def confirm(table: Table, connection: str | None, directory: str = TRIAL_DIRECTORY, runner: Runner = run) -> None:
+    """Keep the rules on trial, if they are still there and this came by another connection than they did."""
+    trial = pending(directory)
+    if trial is None:
+        raise NotAppliedError(
+            f"table {table}", "the rules on trial are gone: taken back, for no confirmation came in time",
+            "rules that can be confirmed over a new connection",
+            "correct rack_firewall_extra_rules or raise rack_firewall_confirm_timeout_s; the old rules hold",
+        )  # fmt: skip
+    if connection is not None and connection == trial.get("connection"):
+        raise NotAppliedError(
+            f"table {table}", f"a confirmation over the connection that loaded them ({connection})",
+            "a new connection", "an open connection outlives rules that cut SSH; reset it first",
+        )  # fmt: skip
+    disarm(runner)
+    if pending(directory) is None or nft.live(table, runner) != trial.get("target"):
+        raise NotAppliedError(
+            f"table {table}", "other rules than those on trial", "the rules on trial",
+            "who else changes this table? run the play again",
+        )  # fmt: skip
+
+
+def forget(directory: str = TRIAL_DIRECTORY) -> None:
+    """The trial is over."""
+    for path in (marker_path(directory), previous_path(directory)):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
+
+
+def ssh_connection(pid: int | None = None, root: str = "/") -> str | None:
+    """The SSH connection this process came by, None for none: SSH_CONNECTION, or an ancestor's (sudo takes it away)."""
+    at = os.getpid() if pid is None else pid
+    for _step in range(32):
+        environment = read_bytes(os.path.join(root, "proc", str(at), "environ")) or b""
+        for entry in environment.split(b"\0"):
+            if entry.startswith(b"SSH_CONNECTION="):
+                return entry.split(b"=", 1)[1].decode("utf-8", "replace")
+        status = (read_bytes(os.path.join(root, "proc", str(at), "stat")) or b"").decode("utf-8", "replace")
+        words = status.rpartition(")")[2].split()
+        if len(words) < 2 or int(words[1]) < 1:
+            return None
+        at = int(words[1])
+    return None

@@ -1,0 +1,219 @@
+"""nft_table's main() on a fake node: compare, try, confirm, go back; what is written when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nft_table
+import pytest
+from fake_nft import FakeNft, read
+from fake_node import FakeNode, run_module
+
+OLD = "table inet t {\ncounter leak { }\nchain input {\nold\n}\n}\n"
+NEW = "# a comment\ntable inet t {\ncounter leak { }\nchain input {\nnew\n}\n}\n"
+LISTED = NEW.split("\n", 1)[1]
+UNIT = "steadyrack-firewall.service"
+
+
+@pytest.fixture
+def nft(node: FakeNode) -> FakeNft:
+    node.installed(nftables="install ok installed")
+    node.set_units({UNIT: {"type": "oneshot", "remain": "yes"}, "firewalld.service": {"missing": True}})
+    return FakeNft(node)
+
+
+@pytest.fixture
+def call(node: FakeNode, nft: FakeNft, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    connection: list[str | None] = [None]
+    monkeypatch.setattr(nft_table, "ssh_connection", lambda: connection[0])
+
+    def run(
+        step: str = "apply", rules: str = NEW, check: bool = False, by: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        connection[0] = by
+        params = {
+            "step": step,
+            "table": "t",
+            "rules": rules,
+            "path": str(node.root / "ntp.nft"),
+            "packages": ["nftables"],
+            "units": [
+                {"name": UNIT, "state": "started", "enabled": True, "reload_command": ["systemctl", "reload", UNIT]}
+            ],
+            "trial_directory": str(node.root / "run"),
+            "pending_directory": str(node.root / "pending"),
+            **more,
+        }
+        return run_module(nft_table, params, capsys, check)
+
+    return run
+
+
+def kept(node: FakeNode) -> str | None:
+    return read(node.root / "ntp.nft")
+
+
+def confirmed(call: Any, rules: str = NEW) -> None:
+    assert call(rules=rules)["trial_needed"]
+    assert call("trial", rules, by="c1")["changed"]
+    assert call("confirm", rules, by="c2")["changed"]
+
+
+def test_new_rules_are_not_loaded_by_apply(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    answer = call()
+    assert answer["trial_needed"] is True
+    assert answer["changed"] is False
+    assert nft.table is None
+    assert kept(node) is None
+
+
+def test_trial_then_confirmation_then_nothing(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    assert call()["trial_needed"]
+    trial = call("trial", by="10.0.0.1 4000 10.0.0.2 22")
+    assert (nft.table or {})["text"] == LISTED
+    assert kept(node) is None, "a power cycle before the confirmation must be a way back"
+    assert trial["diff"][0]["after"] == LISTED
+    calls = node.calls()
+    assert calls.index("systemd-run") < calls.index("nft -f -"), "the way back comes first"
+    assert "--on-active=60s" in nft.timer.read_text()
+    answer = call("confirm", by="10.0.0.1 4001 10.0.0.2 22")
+    assert answer["changed"]
+    assert kept(node) == NEW
+    assert node.unit(UNIT)["active"] == "active"
+    assert "systemctl stop -- steadyrack-firewall-rollback.timer" in node.calls()
+    again = call()
+    assert (again["changed"], again["trial_needed"], again["actions"], again["diff"]) == (False, False, [], [])
+    assert [one for one in node.deeds() if not one.startswith(("nft --stateless list", "nft -j list"))] == []
+
+
+def test_without_a_confirmation_the_old_rules_are_back(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    confirmed(call, OLD)
+    nft.counted(leak=7)
+    call("trial", by="c3")
+    assert "new" in (nft.table or {})["text"]
+    assert (nft.table or {})["counters"] == {"leak": 7}, "counters survive a change of the rules"
+    nft.fire()
+    assert "old" in (nft.table or {})["text"]
+    assert (nft.table or {})["counters"] == {"leak": 7}
+    assert kept(node) == OLD
+    answer = call("confirm", by="c4")
+    assert answer["failed"]
+    assert "taken back" in answer["msg"]
+    assert kept(node) == OLD
+
+
+def test_where_there_was_no_table_there_is_none_again(nft: FakeNft, call: Any) -> None:
+    call("trial")
+    nft.fire()
+    assert nft.table is None
+
+
+def test_a_confirmation_over_the_same_connection_proves_nothing(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    call("trial", by="c1")
+    answer = call("confirm", by="c1")
+    assert answer["failed"]
+    assert "a new connection" in answer["msg"]
+    assert kept(node) is None
+    nft.fire()
+    assert nft.table is None
+
+
+def test_a_run_after_an_interrupted_one_tries_again_and_goes_back_to_the_first_state(
+    node: FakeNode, nft: FakeNft, call: Any
+) -> None:
+    confirmed(call, OLD)
+    call("trial", by="c3")  # and Ansible is killed here
+    assert call()["trial_needed"], "live rules that nobody confirmed are not taken for right"
+    call("trial", by="c4")
+    nft.fire()
+    assert "old" in (nft.table or {})["text"]
+
+
+@pytest.mark.parametrize("live", [None, "table inet t {\ncounter leak { }\nchain input {\nnew\nmore\n}\n}\n"])
+def test_a_flushed_or_edited_table_is_put_right_at_once(nft: FakeNft, call: Any, live: str | None) -> None:
+    confirmed(call)
+    nft.edit(live, **({} if live is None else {"leak": 3}))
+    look = call(check=True)
+    assert look["changed"]
+    assert (look["diff"][0]["before"], look["diff"][0]["after"]) == (live or "", LISTED)
+    assert nft.table is None if live is None else "more" in (nft.table or {})["text"]
+    answer = call()
+    assert (answer["changed"], answer["trial_needed"]) == (True, False)
+    assert (nft.table or {})["text"] == LISTED
+    assert answer["counters"] == {"leak": 0 if live is None else 3}
+    assert call()["changed"] is False
+
+
+def test_counting_is_no_difference(nft: FakeNft, call: Any) -> None:
+    confirmed(call)
+    nft.counted(leak=99)
+    answer = call()
+    assert (answer["changed"], answer["counters"]) == (False, {"leak": 99})
+
+
+def test_check_mode_tells_and_does_nothing(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    answer = call(check=True)
+    assert answer["changed"]
+    assert "load table inet t" in answer["actions"]
+    assert nft.table is None
+    assert kept(node) is None
+    assert not (node.root / "run").exists()
+
+
+def test_a_bare_host_in_check_mode_and_out_of_it(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    node.installed()
+    (node.bin / "nft").unlink()
+    look = call(check=True)
+    assert look["changed"]
+    assert look["packages_missing"] == ["nftables"]
+    answer = call()
+    assert (answer["changed"], answer["packages_missing"]) == (False, ["nftables"])
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("Error: cache initialization failed: Operation not permitted", "CAP_NET_ADMIN"),
+        ("Operation not permitted (you must be root)", "CAP_NET_ADMIN"),
+        ("netlink.c:73: Unable to initialize Netlink socket: Protocol not supported", "nf_tables"),
+    ],
+)
+def test_no_nf_tables_here_is_one_clear_error(nft: FakeNft, call: Any, said: str, text: str) -> None:
+    nft.broken.write_text(said)
+    answer = call()
+    assert answer["failed"]
+    assert text in answer["msg"]
+    assert "\n" not in answer["msg"].strip()
+
+
+def test_no_leave_for_a_namespace_is_said(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    node.answers("unshare", err="unshare: unshare failed: Operation not permitted", rc=1)
+    answer = call()
+    assert answer["failed"]
+    assert "CAP_SYS_ADMIN" in answer["msg"]
+
+
+def test_rules_that_nft_refuses_change_nothing(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    confirmed(call, OLD)
+    answer = call(rules=NEW.replace("new", "BAD"))
+    assert answer["failed"]
+    assert "unexpected BAD" in answer["msg"]
+    assert "old" in (nft.table or {})["text"]
+    assert kept(node) == OLD
+    assert not nft.timer.read_text().startswith("BAD")
+
+
+def test_without_a_timer_nothing_is_loaded(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    node.answers("systemd-run", err="Failed to connect to bus", rc=1)
+    answer = call("trial")
+    assert answer["failed"]
+    assert "nothing was loaded" in answer["msg"]
+    assert nft.table is None
+
+
+def test_a_time_to_confirm_of_nothing_is_refused(nft: FakeNft, call: Any) -> None:
+    for step in ("apply", "trial"):
+        answer = call(step, confirm_timeout_s=0)
+        assert answer["failed"]
+        assert "more than 0 s" in answer["msg"]
+    assert nft.table is None
