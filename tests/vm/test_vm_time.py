@@ -5,6 +5,7 @@ on both unmodified. The tests follow one another on the same machine, from its f
 guest under emulation are rough: bounds are wide, and still far from what a step or an unbounded slew would show.
 
 Polls are 4 s here instead of the role's 16 s, so that one need not wait; nothing else differs from the defaults.
+The figures of a run: `pytest -rP tests/vm/test_vm_time.py`.
 """
 
 from __future__ import annotations
@@ -254,16 +255,12 @@ def good(run: Run) -> Run:
 
 
 @pytest.fixture(scope="session")
-def this_clock() -> Iterator[None]:
-    before = clock_against_counter()
-    yield
-    moved = clock_against_counter() - before
-    print(f"this machine's clock has moved by {moved * 1e3:.3f} ms against its counter")
-    assert abs(moved) < 0.5
+def this_clock() -> float:
+    return clock_against_counter()
 
 
 @pytest.fixture(scope="session")
-def node(this_clock: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(this_clock: float, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A node a year behind, fresh from its installation, and a relay that works."""
     rack = load("vmtime")
     vm.down(NODE)
@@ -399,7 +396,7 @@ def test_a_job_that_starts_before_the_relay_answers_never_sees_a_step(node: Node
     assert abs(off - DAY.total_seconds()) < CLOSE_S
     assert samples.largest_jump_s < JUMP_S
     assert node.steps() == []
-    assert abs(samples.last(10).ppm - node.own_ppm()) < SLEW_PPM + NOISE_PPM
+    assert SLEW_PPM - NOISE_PPM < samples.last(10).ppm - node.own_ppm() < SLEW_PPM + NOISE_PPM
 
 
 def test_without_a_job_the_first_answer_steps_however_late_it_comes(node: Node) -> None:
@@ -429,11 +426,15 @@ def test_a_first_provisioning_under_a_job_does_not_step_either(node: Node) -> No
     node.move_clock(2.0)
     job = node.start_job()
     assert "-R" not in node.options()
-    own_ppm = node.own_ppm()
+    steps, own_ppm = node.steps(), node.own_ppm()
     samples = node.during(lambda: good(node.play("playbooks/time.yml")), after_s=12)
-    assert node.options()[-2:] == ["-r", "-R"]
     assert node.ssh("chronyc -c sources").split(",")[2] == RELAY_ADDRESS
-    assert not any("stepped" in line for _, line in node.journal("chrony")[-12:])
-    print(f"provisioned under job {job}: largest jump {samples.largest_jump_s * 1e3:.3f} ms, "
-          f"{samples.last(10).ppm - own_ppm:+.1f} ppm, {node.tracking()[4]} s outstanding")  # fmt: skip
+    assert node.steps() == steps
+    print(f"provisioned under job {job}")
     judge_slew(node, samples, own_ppm)
+
+
+def test_this_machines_clock_was_never_moved(node: Node, this_clock: float) -> None:
+    moved = clock_against_counter() - this_clock
+    print(f"this machine's clock against its counter, from the first of these tests to the last: {moved * 1e3:+.3f} ms")
+    assert abs(moved) < 0.5
