@@ -321,7 +321,7 @@ def test_a_node_that_boots_with_a_clock_a_year_off_steps_by_itself_then_never_ag
     node.power_cycle(YEAR)
     assert eventually(lambda: len(node.settled()) > 0, 120)
     (stepped, what), (closed, why), began = node.steps()[0], node.settled()[0], node.chronyd_began()
-    print(f"booted a year behind: chronyd began {began:.1f} s after the kernel's start, stepped {stepped - began:.1f} s "
+    print(f"booted a year off: chronyd began {began:.1f} s after the kernel's start, stepped {stepped - began:.1f} s "
           f"later ({what}), settled {closed - began:.1f} s later")  # fmt: skip
     size = float(re.search(r"stepped by ([-0-9.]+) seconds", what)[1])
     assert abs(size - YEAR.total_seconds()) < CLOSE_S
