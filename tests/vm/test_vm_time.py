@@ -319,14 +319,14 @@ def test_with_consent_it_is_set_and_chrony_comes_through_the_relay(node: Node) -
 
 def test_a_node_that_boots_with_a_clock_a_year_off_steps_by_itself_then_never_again(node: Node) -> None:
     node.power_cycle(YEAR)
-    assert eventually(lambda: len(node.settled()) > 0, 120)
+    assert eventually(lambda: len(node.settled()) > 0, 180)
     (stepped, what), (closed, why), began = node.steps()[0], node.settled()[0], node.chronyd_began()
     print(f"booted a year off: chronyd began {began:.1f} s after the kernel's start, stepped {stepped - began:.1f} s "
           f"later ({what}), settled {closed - began:.1f} s later")  # fmt: skip
     size = float(re.search(r"stepped by ([-0-9.]+) seconds", what)[1])
     assert abs(size - YEAR.total_seconds()) < CLOSE_S
     assert why.endswith(f"the clock follows {RELAY_ADDRESS}")
-    assert began < stepped < closed < began + 90
+    assert began < stepped < closed < began + 150
     assert node.held()
     assert "-R" not in node.options()  # as chronyd was started in this boot, the file was not there
     assert abs(node.offset_s()) < SYNCHRONISED_S
