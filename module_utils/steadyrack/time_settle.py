@@ -159,7 +159,7 @@ def settle(
             if not local:
                 return Closed(f"{why}, and the clock follows nobody yet: from now on it is only slewed")
             say(f"{why}: from now on the clock is only slewed")
-        seen = chronyc.state_of(clock)
+        seen = "its own error is not measured yet" if followed else chronyc.state_of(clock)
         if seen != said:
             say(f"waiting for the clock: {seen}")
         said = seen

@@ -67,7 +67,7 @@ def command(args: argparse.Namespace) -> int:
     RESULTS.mkdir(parents=True)
     outcomes = [_run_stage(name) for name in wanted]
     if not args.keep:
-        for rack in ("molecule", "demo"):
+        for rack in ("molecule", "demo", "vmtime"):
             hosts.down(load(rack))
     return _close(outcomes, [name for name in STAGES if name not in wanted])
 
@@ -271,7 +271,7 @@ def firewall(outcome: Outcome) -> None:
 
 
 def vm(outcome: Outcome) -> None:
-    """A real Debian kernel under QEMU: what containers cannot show."""
+    """A real Debian kernel under QEMU: what containers cannot show, and time on a clock that may be set."""
     _pytest(outcome, "vm", ["tests/vm"])
 
 

@@ -41,7 +41,9 @@ def test_inventory_names_the_upstreams_that_the_outside_runs(short):
 
 
 def test_racks_do_not_overlap():
-    nets = [n.subnet for short in ("demo", "molecule") for n in load(short).networks.values()]
+    racks = [load(path.stem) for path in sorted((LAB / "racks").glob("*.toml"))]
+    assert {rack.name for rack in racks} >= {f"steadyrack-{name}" for name in ("demo", "molecule", "vmtime")}
+    nets = [n.subnet for rack in racks for n in rack.networks.values()]
     assert not [(a, b) for i, a in enumerate(nets) for b in nets[i + 1 :] if a.overlaps(b)]
 
 
