@@ -342,6 +342,7 @@ def check_addresses(inventory: Inventory) -> None:
             if given is not None:
                 inventory.add(host, "ansible_host", f"{shown(given)}: {fault}", wanted)
             continue
+        _check_relay_address(inventory, host, str(address))
         # Two ports of one address are two hosts (behind a forwarding, or in a laboratory).
         key = (normal_address(address), str(inventory.variables[host].get("ansible_port") or 22))
         first = owners.setdefault(key, host)
@@ -350,6 +351,17 @@ def check_addresses(inventory: Inventory) -> None:
                 inventory.add(
                     one, "address", f"{address} is also that of {other}", "one for each", "correct ansible_host"
                 )
+
+
+def _check_relay_address(inventory: Inventory, host: str, address: str) -> None:
+    """A relay is known to its nodes' firewall, whose rules are loaded at boot, before a name can be looked up."""
+    if (
+        host in inventory.members("relays")
+        and parse_address(address) is None
+        and "ansible_host" not in inventory.broken[host]
+    ):
+        found = f"{address}, a name that the firewall of its nodes cannot look up at boot"
+        inventory.add(host, "address", found, "an IPv4 or IPv6 address", "set ansible_host to its address")
 
 
 # --- rack facts --------------------------------------------------------------------------------------
@@ -636,8 +648,8 @@ def check_servers(inventory: Inventory) -> None:
     rules = {
         "time_sync_upstreams": server_addresses, "time_sync_relays": server_addresses,
         "package_mirror_relays": server_addresses, "time_sync_client_networks": client_networks,
-        "package_mirror_client_networks": client_networks, "rack_bmc_networks": client_networks,
-        "rack_firewall_client_networks": client_networks, "rack_firewall_bmc_networks": client_networks,
+        "package_mirror_client_networks": client_networks, "rack_firewall_client_networks": client_networks,
+        "rack_firewall_bmc_networks": client_networks,
     }  # fmt: skip
     for host in inventory.hosts:
         for name, rule in rules.items():

@@ -20,7 +20,7 @@ FILE = "steadyrack_time.prom"
 STATES = (
     chronyc.SYNCHRONISED, chronyc.STALE, chronyc.ISLANDED, chronyc.UNSYNCHRONISED, chronyc.DOWN, chronyc.UNREADABLE,
 )  # fmt: skip
-CHECKS = ("time.synchronised", "time.sources", "time.offset", "time.skew", "time.daemon", "time.egress")
+CHECKS = ("time.synchronised", "time.sources", "time.offset", "time.skew", "time.daemon", "time.config", "time.egress")
 
 
 class Lines:

@@ -32,6 +32,8 @@ VARIABLES = {
     "gpu-a1": {**RACK, "ansible_host": "10.213.1.31"},
 }
 GROUPS = {"relay-a1": "relays", "gpu-a1": "gpu_nodes"}
+# Of a node alone at its site, whose relays the inventory therefore has to name.
+FAR_RELAYS = {"time_sync_relays": ["10.213.1.21"], "package_mirror_relays": ["10.213.1.21"]}
 
 
 def good_evidence(base: str) -> dict[str, Any]:
@@ -94,18 +96,24 @@ class Rack:
         base: str,
         break_it: Callable[[dict[str, Any]], object] | None = None,
         variables: Mapping[str, Any] | None = None,
+        *,
         group: str | None = None,
+        site: str | None = None,
     ) -> None:
-        """A host like `base` whose evidence `break_it` has changed. None of it when `break_it` returns False."""
+        """A host like `base` whose evidence `break_it` has changed. None of it when `break_it` returns False.
+
+        A variation is a site of its own, unless `site` puts it beside others: what one host has wrong must not
+        be seen in a host that has nothing to do with it.
+        """
         evidence = good_evidence(base)
         keep = break_it(evidence) if break_it else None
         self.folder.mkdir(exist_ok=True)
         if keep is not False:
             (self.folder / f"{name}.json").write_text(json.dumps(evidence))
-        own = {**copy.deepcopy(VARIABLES[base]), **(variables or {})}
-        if GROUPS[base] == "relays" and name != base:
-            own["rack_site"] = name  # or every node would have to follow this relay as well
-        self.hosts[name] = own
+        own = copy.deepcopy(VARIABLES[base])
+        if name != base:
+            own.update(rack_site=site or name, **(FAR_RELAYS if GROUPS[base] == "gpu_nodes" else {}))
+        self.hosts[name] = {**own, **(variables or {})}
         self.groups.setdefault(group or GROUPS[base], {})[name] = {}
 
     def run(self, *options: str, hosts: str = "ansible://all") -> Outcome:

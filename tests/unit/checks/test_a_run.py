@@ -56,7 +56,8 @@ def test_checks_for_hosts_left_out_by_limit_are_named_as_not_run(rack: Rack) -> 
     outcome = rack.run(hosts="ansible://gpu-a1")
     assert outcome.code == 0, outcome.output
     assert [(one["check"], one["reason"]) for one in outcome.report["not_run"]] == [
-        ("package.relay_only", "no host of relays among the hosts chosen")
+        ("package.relay_only", "no host of relays among the hosts chosen"),
+        ("time.serving", "no host of relays among the hosts chosen"),
     ]
 
 
@@ -67,10 +68,11 @@ def test_a_check_that_matched_no_host_of_the_inventory_fails_the_run(rack: Rack)
     rack.groups["relays"] = {}
     outcome = rack.run()
     assert outcome.code == 1
-    assert ["matched no host: the inventory has none in relays" in text for text in outcome.report["problems"]] == [
-        True
-    ]
-    assert {row["verdict"] for row in outcome.report["checks"]} == {"pass"}
+    why = "matched no host: the inventory has none in relays"
+    assert [why in text for text in outcome.report["problems"]] == [True, True]
+    assert [text.split()[1] for text in outcome.report["problems"]] == ["(package.relay_only)", "(time.serving)"]
+    assert outcome.bad("gpu-a1") == []
+    assert {row["id"] for row in outcome.rows("gpu-a1") if row["verdict"] != "pass"} == {"time.skew"}  # it is alone
 
 
 def test_a_host_for_which_there_is_no_check_is_named(rack: Rack) -> None:

@@ -20,6 +20,7 @@ POLICY = "/etc/steadyrack/gpu_policy.json"
 CHRONY = "/etc/chrony/chrony.conf"
 SOURCES = "/etc/chrony/steadyrack.d/*.sources"
 SQUID = "/etc/squid/squid.conf"
+TRACKING = "chronyc tracking"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Case:
     text: str = ""
     variables: Mapping[str, Any] = field(default_factory=dict)
     group: str | None = None
+    site: str | None = None  # beside other variations, where hosts are compared; else alone at a site of its own
 
 
 # --- small faults --------------------------------------------------------------------------------
@@ -167,19 +169,42 @@ def probed(change: Callable[[dict[str, Any]], object]) -> Callable[[Evidence], o
     return apply
 
 
+def peer(number: int, reach: str = "377") -> Callable[[Evidence], object]:
+    """The daemon also asks the relay beside it, and that relay answers NTP questions."""
+    address, file = f"10.213.1.{number}", "/etc/chrony/steadyrack.d/steadyrack.sources"
+
+    def change(evidence: Evidence) -> None:
+        evidence["commands"]["chronyc sources"]["out"] += f"^,?,{address},2,4,{reach},19,0.00001,0.00001,0.0004\n"
+        evidence["files"][SOURCES][file]["content"] += f"server {address} iburst minpoll 4 maxpoll 4\n"
+        probed(lambda said: said["relays"].update({address: "answered"}))(evidence)
+
+    return change
+
+
+def asked_about(address: str, out: str) -> Callable[[Evidence], object]:
+    """One more answer of `chronyc accheck`."""
+    argv = ["chronyc", "accheck", address]
+    record = {"argv": argv, "rc": 0, "out": out, "err": "", "error": None}
+    return lambda evidence: evidence["commands"].update({" ".join(argv): record})
+
+
+UPSTREAMS = [{"address": f"10.213.0.{number}", "operator": f"operator {number}"} for number in range(11, 15)]
+SECOND = {"ansible_host": "10.213.1.22"}
 ACCEPT = {"accept": None}
 TO_PORT = asks("udp dport", 123)
 LEAK = {"firewall.ntp": "fail"}
 
-TIMES = ("time.synchronised", "time.offset")
+NO_CLOCK = {"time.synchronised": "fail", "time.offset": "unknown", "time.skew": "unknown"}
+UNREAD_CLOCK = dict.fromkeys(NO_CLOCK, "unknown")
 DOWN = {
     "time.daemon": "fail",
     "time.config": "fail",
     "time.synchronised": "fail",
     "time.sources": "unknown",
     "time.offset": "unknown",
+    "time.skew": "unknown",
 }
-NODE_CHECKS = (
+CHECKS = (
     "gpu.count",
     "gpu.power_cap",
     "gpu.persistence",
@@ -192,6 +217,8 @@ NODE_CHECKS = (
     "time.synchronised",
     "time.sources",
     "time.offset",
+    "time.skew",
+    "time.serving",
     "firewall.ntp",
 )
 NVML_GONE = {"gpu.count": "fail", "gpu.power_cap": "unknown", "gpu.persistence": "unknown"}
@@ -231,7 +258,21 @@ CASES = [
         unit("systemd-timesyncd.service", LoadState="masked", UnitFileState="masked"),
     ),
     # --- time.config ---
-    Case("config-edited-not-loaded", "relay-a1", edited_after_start(CHRONY), {"time.config": "fail"}, "was written"),
+    Case("config-newer-than-the-daemon", "relay-a1", edited_after_start(CHRONY)),
+    Case(
+        "config-newer-and-not-ours",
+        "gpu-a1",
+        both(edited_after_start(CHRONY), content(CHRONY, r"\A", "pool 2.debian.pool.ntp.org iburst\n")),
+        {"time.config": "fail"},
+        "2.debian.pool.ntp.org",
+    ),
+    Case(
+        "config-steps-at-any-time",
+        "gpu-a1",
+        content(CHRONY, r"(?m)^makestep .*$", "makestep 1 -1"),
+        {"time.config": "fail"},
+        "stepped under running jobs",
+    ),
     Case(
         "config-has-a-pool",
         "gpu-a1",
@@ -273,28 +314,28 @@ CASES = [
         "follows-nobody",
         "gpu-a1",
         both(column("chronyc tracking", 0, "00000000"), column("chronyc tracking", 13, "Not synchronised")),
-        {"time.synchronised": "fail", "time.offset": "unknown"},
+        NO_CLOCK,
         "follows nobody",
     ),
     Case(
         "follows-itself",
         "relay-a1",
         both(column("chronyc tracking", 0, "7F7F0101"), column("chronyc tracking", 2, "10")),
-        {"time.synchronised": "fail", "time.offset": "unknown"},
+        NO_CLOCK,
         "local fallback",
     ),
     Case(
         "free-running-relay",
         "gpu-a1",
         column("chronyc tracking", 2, "11"),
-        {"time.synchronised": "fail", "time.offset": "unknown"},
+        NO_CLOCK,
         "runs free",
     ),
     Case(
         "stale",
         "gpu-a1",
         column("chronyc tracking", 3, "1000000000.0"),
-        {"time.synchronised": "fail", "time.offset": "unknown"},
+        NO_CLOCK,
         "last update",
     ),
     Case(
@@ -309,21 +350,21 @@ CASES = [
         "c28-daemon-not-asked",
         "gpu-a1",
         says("chronyc tracking", "501 Not authorised\n"),
-        {"time.synchronised": "unknown", "time.offset": "unknown"},
+        UNREAD_CLOCK,
         "501 Not authorised",
     ),
     Case(
         "tracking-garbled",
         "gpu-a1",
         says("chronyc tracking", "Reference ID    : 0AD50115\n", 0),
-        {"time.synchronised": "unknown", "time.offset": "unknown"},
+        UNREAD_CLOCK,
         "not 14 columns",
     ),
     Case(
         "tracking-in-words",
         "gpu-a1",
         column("chronyc tracking", 4, "slow"),
-        {"time.synchronised": "unknown", "time.offset": "unknown"},
+        UNREAD_CLOCK,
         "slow",
     ),
     Case("offset-above-alarm", "gpu-a1", column("chronyc tracking", 4, "-0.031"), {"time.offset": "fail"}, "31."),
@@ -357,14 +398,14 @@ CASES = [
         "no-sources",
         "gpu-a1",
         command("chronyc sources", r"^.*\n", ""),
-        {"time.sources": "fail", "time.synchronised": "fail", "time.offset": "unknown"},
+        {"time.sources": "fail", **NO_CLOCK},
         "does not have it",
     ),
     Case(
         "relay-silent",
         "gpu-a1",
         both(column("chronyc sources", 1, "?"), column("chronyc sources", 5, "0")),
-        {"time.sources": "fail", "time.synchronised": "fail", "time.offset": "unknown"},
+        {"time.sources": "fail", **NO_CLOCK},
         "no other source is usable",
     ),
     Case(
@@ -373,6 +414,109 @@ CASES = [
         lambda e: e["commands"]["chronyc sources"].update(
             out=e["commands"]["chronyc sources"]["out"] + "#,-,PPS0,0,4,377,12,0.0001,0.0001,0.002\n"
         ),
+    ),
+    Case("upstreams-with-operators", "relay-a1", variables={"time_sync_upstreams": UPSTREAMS}),
+    Case(
+        "upstream-with-operator-missing",
+        "relay-a1",
+        command("chronyc sources", r"^.*10\.213\.0\.14.*\n", ""),
+        {"time.sources": "fail"},
+        "10.213.0.14",
+        variables={"time_sync_upstreams": UPSTREAMS},
+    ),
+    Case("peer-1", "relay-a1", peer(22), site="peers"),
+    Case("peer-2", "relay-a1", peer(21), site="peers", variables=SECOND),
+    Case(
+        "peer-unasked",
+        "relay-a1",
+        None,
+        {"time.sources": "fail", "time.config": "fail"},
+        "10.213.1.22",
+        site="peers-one-way",
+    ),
+    Case("peer-unasked-of", "relay-a1", peer(21), site="peers-one-way", variables=SECOND),
+    Case(
+        "peer-is-no-upstream",
+        "relay-a1",
+        both(peer(22), column("chronyc sources", 5, "0", 0), column("chronyc sources", 5, "0", 1)),
+        {"time.synchronised": "fail"},
+        "only 2 of 4 upstreams answer",
+        site="peers-vote",
+    ),
+    Case("peer-silent", "relay-a1", peer(21, reach="0"), site="peers-vote", variables=SECOND),
+    # --- time.skew: hosts of one site ---
+    Case("ahead", "gpu-a1", column(TRACKING, 4, "-0.016"), {"time.skew": "fail"}, "32.000 ms apart", site="apart"),
+    Case("behind", "gpu-a1", column(TRACKING, 4, "0.016"), {"time.skew": "fail"}, "behind and ahead", site="apart"),
+    Case("between", "gpu-a1", site="apart"),
+    Case("a-little-ahead", "gpu-a1", column(TRACKING, 4, "-0.010"), site="together"),
+    Case("a-little-behind", "gpu-a1", column(TRACKING, 4, "0.010"), site="together"),
+    # Near each other, and neither knows well enough where: 2 · 14 ms, and 3 ms apart.
+    Case("vague-1", "gpu-a1", column(TRACKING, 11, "0.014"), {"time.skew": "fail"}, "uncertain", site="vague"),
+    Case(
+        "vague-2",
+        "gpu-a1",
+        both(column(TRACKING, 11, "0.014"), column(TRACKING, 4, "0.003")),
+        {"time.skew": "fail"},
+        "uncertain",
+        site="vague",
+    ),
+    Case("left-over", "gpu-a1", site="unread"),
+    Case("unread", "gpu-a1", says(TRACKING, "501 Not authorised\n"), UNREAD_CLOCK, site="unread"),
+    # --- time.serving ---
+    Case(
+        "network-not-served",
+        "relay-a1",
+        says("chronyc accheck 10.213.1.1", "209 Access denied\n", 0),
+        {"time.serving": "fail"},
+        "10.213.1.1 refused",
+    ),
+    Case(
+        "stranger-served",
+        "relay-a1",
+        says("chronyc accheck 192.0.2.1", "208 Access allowed\n", 0),
+        {"time.serving": "fail"},
+        "192.0.2.1 served",
+    ),
+    Case(
+        "stranger-served-by-ipv6",
+        "relay-a1",
+        says("chronyc accheck 2001:db8:ffff:ffff::1", "208 Access allowed\n", 0),
+        {"time.serving": "fail"},
+        "2001:db8:ffff:ffff::1 served",
+    ),
+    Case(
+        "serving-unread",
+        "relay-a1",
+        says("chronyc accheck 10.213.1.1", "506 Cannot talk to daemon\n"),
+        {"time.serving": "unknown"},
+        "506 Cannot talk to daemon",
+    ),
+    Case(
+        "serving-not-asked",
+        "relay-a1",
+        lambda e: e["commands"]["chronyc accheck 10.213.1.1"].update(out="", rc=None, error="no answer within 10 s"),
+        {"time.serving": "unknown"},
+        "no answer within 10 s",
+    ),
+    Case(
+        "ipv6-network-served",
+        "relay-a1",
+        asked_about("2001:db8:1::1", "208 Access allowed\n"),
+        variables={"time_sync_client_networks": ["10.213.1.0/24", "2001:db8:1::/64"]},
+    ),
+    Case(
+        "ipv6-network-not-served",
+        "relay-a1",
+        asked_about("2001:db8:1::1", "209 Access denied\n"),
+        {"time.serving": "fail"},
+        "2001:db8:1::1 refused",
+        variables={"time_sync_client_networks": ["10.213.1.0/24", "2001:db8:1::/64"]},
+    ),
+    Case(
+        "a-client-is-no-stranger",
+        "relay-a1",
+        says("chronyc accheck 192.0.2.1", "208 Access allowed\n", 0),
+        variables={"time_sync_client_networks": ["192.0.2.0/24"]},
     ),
     # --- package.relay_only ---
     Case(
@@ -773,6 +917,7 @@ CASES = [
                 "time.synchronised",
                 "time.sources",
                 "time.offset",
+                "time.skew",
             ),
             "unknown",
         ),
@@ -782,7 +927,7 @@ CASES = [
         "template-not-resolved",
         "gpu-a1",
         None,
-        {"time.offset": "unknown"},
+        {"time.offset": "unknown", "time.skew": "unknown"},
         "only playbooks/acceptance.yml",
         variables={"time_sync_alarm_ms": "{{ site_alarm_ms }}"},
     ),
@@ -896,7 +1041,14 @@ CASES = [
         LEAK,
         "though the inventory lists it",
     ),
-    Case("bmcs-may-not-ask", "relay-a1", None, LEAK, "10.9.0.0/24", variables={"rack_bmc_networks": ["10.9.0.0/24"]}),
+    Case(
+        "bmcs-may-not-ask",
+        "relay-a1",
+        asked_about("10.9.0.1", "208 Access allowed\n"),
+        LEAK,
+        "10.9.0.0/24",
+        variables={"rack_bmc_networks": ["10.9.0.0/24"]},
+    ),
     Case(
         "c35-relay-silent",
         "gpu-a1",
@@ -927,7 +1079,7 @@ CASES = [
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     rack = Rack(tmp_path_factory.mktemp("rack"))
     for case in CASES:
-        rack.add(case.name, case.base, case.break_it, case.variables, case.group)
+        rack.add(case.name, case.base, case.break_it, case.variables, group=case.group, site=case.site)
     return rack.run()
 
 
@@ -947,7 +1099,7 @@ def test_each_fault_is_seen_by_its_check_and_by_no_other(case: Case, outcome: Ou
 
 def test_every_check_has_a_fault_that_it_sees() -> None:
     ids = {check for case in CASES for check in case.bad}
-    assert ids == set(NODE_CHECKS)
+    assert ids == set(CHECKS)
 
 
 def test_the_run_fails_and_counts_every_row_once(outcome: Outcome) -> None:
@@ -980,6 +1132,58 @@ def test_a_boot_unit_that_had_no_occasion_to_run_is_not_judged(outcome: Outcome)
     assert "installed after this boot" in rows[0]["reason"]
 
 
+def only(outcome: Outcome, host: str, check: str) -> dict[str, Any]:
+    (found,) = outcome.rows(host, check)
+    return found
+
+
+def test_a_configuration_newer_than_the_daemon_passes_with_a_warning(outcome: Outcome) -> None:
+    found = only(outcome, "config-newer-than-the-daemon", "time.config")
+    assert (found["verdict"], found["severity"], found["state"]) == ("pass", "warning", "newer")
+    assert "after chronyd started: it need not have read it" in found["reason"]
+    assert "with no job running" in found["hint"]
+
+
+def test_a_host_is_compared_with_the_worst_of_its_site_and_with_no_other_site(outcome: Outcome) -> None:
+    rows = {host: only(outcome, host, "time.skew") for host in ("ahead", "between", "a-little-ahead", "relay-a1")}
+    assert {host: (row["subject"], row["state"], row["verdict"]) for host, row in rows.items()} == {
+        "ahead": ("ahead and behind", "apart", "fail"),
+        "between": (rows["between"]["subject"], "together", "pass"),
+        "a-little-ahead": ("a-little-ahead and a-little-behind", "together", "pass"),
+        "relay-a1": ("relay-a1 and gpu-a1", "together", "pass"),
+    }
+    # 0.378 ms is what each of them may be wrong by: dispersion and half the delay.
+    assert rows["ahead"]["measured"] == pytest.approx(32 + 2 * 0.378, abs=0.002)
+    assert rows["a-little-ahead"]["measured"] == pytest.approx(20 + 2 * 0.378, abs=0.002)
+    assert (rows["ahead"]["expected"], rows["ahead"]["unit"]) == (30, "ms")
+
+
+@pytest.mark.parametrize("host", ["left-over", "cap-drifted"])
+def test_a_host_without_a_readable_partner_is_not_judged(host: str, outcome: Outcome) -> None:
+    found = only(outcome, host, "time.skew")
+    assert (found["verdict"], found["state"]) == ("not_judged", "alone")
+    assert "no other host of this site" in found["reason"]
+
+
+def test_a_relay_beside_is_a_source_that_may_be_unusable_and_is_no_upstream(outcome: Outcome) -> None:
+    (found,) = [row for row in outcome.rows("peer-1", "time.sources") if row["subject"] == "10.213.1.22"]
+    assert (found["verdict"], found["severity"], found["state"]) == ("pass", "warning", "unusable")
+    (silent,) = [row for row in outcome.rows("peer-silent", "time.sources") if row["subject"] == "10.213.1.21"]
+    assert (silent["verdict"], silent["severity"], silent["state"]) == ("pass", "warning", "silent")
+
+
+def test_a_relay_is_asked_about_each_of_its_networks_and_about_strangers(outcome: Outcome) -> None:
+    def told(host: str) -> dict[str, tuple[str, str]]:
+        return {row["subject"]: (row["verdict"], row["state"]) for row in outcome.rows(host, "time.serving")}
+
+    served, refused = ("pass", "served"), ("pass", "refused")
+    strangers = {"192.0.2.1": refused, "2001:db8:ffff:ffff::1": refused}
+    assert told("relay-a1") == {"10.213.1.1": served, **strangers}
+    assert told("ipv6-network-served") == {"10.213.1.1": served, "2001:db8:1::1": served, **strangers}
+    assert told("bmcs-may-not-ask") == {"10.213.1.1": served, "10.9.0.1": served, **strangers}
+    assert told("a-client-is-no-stranger") == {**strangers, "192.0.2.1": served}
+
+
 def test_a_waived_row_is_not_judged_and_says_what_it_was(outcome: Outcome) -> None:
     rows = [row for row in outcome.rows("waived", "gpu.persistence") if row["state"] == "waived"]
     assert [row["verdict"] for row in rows] == ["not_judged"]
@@ -1004,6 +1208,8 @@ def test_groups_decide_which_checks_a_host_gets(outcome: Outcome) -> None:
         "time.config",
         "time.daemon",
         "time.offset",
+        "time.serving",
+        "time.skew",
         "time.sources",
         "time.synchronised",
     }

@@ -208,6 +208,26 @@ def test_two_nodes_with_one_address_in_any_spelling(one: str, other: str, shelf:
     assert any("is also that of gpu-a1" in line for line in shelf.of("gpu-a2"))
 
 
+@pytest.mark.parametrize("address", ["relay-a1.example.com", None])
+def test_a_relay_is_reached_by_an_address_not_by_a_name(address: Any, shelf: Shelf) -> None:
+    shelf.vars["relay-a1"]["ansible_host"] = address
+    error = shelf.only("relay-a1")
+    assert f"{address or 'relay-a1'}, a name that the firewall of its nodes cannot look up" in error
+    assert error.endswith("Next: set ansible_host to its address")
+
+
+def test_a_node_may_be_reached_by_name_and_a_relay_by_either_family(shelf: Shelf) -> None:
+    shelf.vars["gpu-a1"]["ansible_host"] = "gpu-a1.example.com"
+    del shelf.vars["gpu-a2"]["ansible_host"]
+    shelf.vars["relay-a1"]["ansible_host"] = "2001:db8::1"
+    assert not any(shelf.errors()["hosts"].values())
+
+
+def test_an_address_that_cannot_be_evaluated_is_said_once(shelf: Shelf) -> None:
+    shelf.vars["relay-a1"]["ansible_host"] = "(cannot be evaluated: 'inside' is undefined)"
+    assert "'inside' is undefined" in shelf.only("relay-a1")
+
+
 def test_two_ports_of_one_address_are_two_hosts(shelf: Shelf) -> None:
     shelf.vars["gpu-a1"].update(ansible_host="127.0.0.1", ansible_port=2222)
     shelf.vars["gpu-a2"].update(ansible_host="127.0.0.1", ansible_port=2223)
@@ -309,7 +329,7 @@ def test_bmc_networks_are_networks(value: Any, word: str, shelf: Shelf) -> None:
     assert word in error
 
 
-@pytest.mark.parametrize("address", ["198.51.100.7", "2001:db8::7", "relay-a1.example.com"])
+@pytest.mark.parametrize("address", ["198.51.100.7", "2001:db8::7"])
 def test_a_relay_may_have_an_outside_address(address: str, shelf: Shelf) -> None:
     shelf.vars["relay-a1"]["rack_outside_address"] = address
     assert not any(shelf.errors()["hosts"].values())
@@ -317,7 +337,13 @@ def test_a_relay_may_have_an_outside_address(address: str, shelf: Shelf) -> None
 
 @pytest.mark.parametrize(
     ("address", "word"),
-    [("198.51.100.700", "not an IPv4"), ("198.51.100.7:123", "port"), (7, "not a text"), ("relay..x", "made of")],
+    [
+        ("198.51.100.700", "not an IPv4"),
+        ("198.51.100.7:123", "port"),
+        (7, "not a text"),
+        ("relay..x", "made of"),
+        ("relay-a1.example.com", "no name"),
+    ],
 )
 def test_an_outside_address_is_an_address(address: Any, word: str, shelf: Shelf) -> None:
     shelf.vars["relay-a1"]["rack_outside_address"] = address

@@ -53,6 +53,7 @@ def test_alarms_are_there_by_check_id_and_the_quiet_ones_are_0() -> None:
     found = samples(good(), standing)
     assert found['steadyrack_time_alarm_active{check="time.sources"}'] == 1
     assert found['steadyrack_time_alarm_active{check="time.offset"}'] == 0
+    assert found['steadyrack_time_alarm_active{check="time.config"}'] == 0
     name = 'steadyrack_time_alarm_since_seconds{check="time.sources",subject="odd\\"name\\\\",severity="warning"}'
     assert found[name] == 999.5
 

@@ -255,10 +255,11 @@ def test_c86_c87_well_formed_names_and_ipv6_pass(demo, address):
     assert (rc, failed) == (0, {})
 
 
-def test_a_relay_that_is_reached_by_its_name_passes(demo):
+def test_a_relay_that_is_reached_by_its_name_is_refused(demo):
     edit(demo, lambda t: t["all"]["children"]["relays"]["hosts"]["relay-a1"].pop("ansible_host"))
     rc, failed, _ = preflight(demo)
-    assert (rc, failed) == (0, {})
+    assert (rc, list(failed)) == (2, ["relay-a1"])
+    assert "set ansible_host to its address" in failed["relay-a1"]
 
 
 def test_a_model_and_a_slot_are_known_in_every_spelling_that_the_node_takes(demo):
