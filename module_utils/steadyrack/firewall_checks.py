@@ -55,7 +55,7 @@ def load_policy(root: str = "/") -> FirewallPolicy | None:
 
 
 class Wanted:
-    """What the file of rules would load, kept for as long as the file stays the same: nft is asked once, not every look."""
+    """What the file of rules would load, kept as long as the file stays the same: nft is asked once, not every look."""
 
     def __init__(self) -> None:
         self._key: tuple[str, bytes] | None = None
