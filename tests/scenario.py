@@ -15,7 +15,7 @@ from lab import hosts
 from lab.say import RackError
 from lab.topology import Rack
 
-HOOK = "/etc/steadyrack/alarm.d/90-scenario"
+HOOK = "/etc/steadyrack/alarm.d/10-scenario"
 TOLD = "/var/log/scenario.log"
 HOOK_TEXT = f'#!/bin/sh\nprintf "%s %s\\n" "$(date +%s.%N)" "$(cat)" >>{TOLD}\n'
 LOOK = f"chronyc -n -c tracking; echo =; chronyc -n -c sources; echo =; cat {TOLD} 2>/dev/null"

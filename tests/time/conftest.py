@@ -21,8 +21,9 @@ def watched(built, rack):
 
 
 @pytest.fixture(scope="module")
-def inject(rack):
-    """Faults of a whole module: taken back at its end."""
+def inject(rack, watched):
+    """Faults of a whole module, which begins when no alarm stands any more. They are taken back at its end."""
+    watched.quiet()
     yield lambda name, *words: faults.inject(rack, name, [str(w) for w in words])
     faults.inject(rack, "heal", [])
 

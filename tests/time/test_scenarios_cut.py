@@ -1,6 +1,6 @@
 """Site a loses its way out, on a scale of minutes instead of hours; meanwhile apt puts openntpd on a node of site b.
 
-Scaled: a clock that is assumed to drift by 100 ppm may be 5 ms off after 50 s; as delivered it is 0.1 s at 5 ppm, 5.6 h.
+Scaled: a clock that is assumed to drift by 100 ppm may be 5 ms off after 50 s; delivered are 0.1 s at 5 ppm, 5.6 h.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def act(watched, inject, play, rack):
         conditions[f"loss {relay}"] = lambda h, r=relay: lost(h[r], cut)
     for host in (*RELAYS, *NODES):
         conditions[f"islanded {host}"] = lambda h, n=host: islanded(h[n], cut)
-    conditions["one leads"] = lambda h: leads(h)
+    conditions["one leads"] = leads
     conditions["nodes"] = lambda h: leads(h) and all(h[n].stratum in (11, 12) for n in NODES)
     for check in ("time.daemon", "time.synchronised"):
         conditions[check] = lambda h, c=check: h["gpu-b1"].event(c, since=told["daemon since"], severity="critical")

@@ -66,8 +66,7 @@ def act(watched, webhook, inject, play, sh):
     told["skewed"] = watched.look()
     told["gate all"] = play("playbooks/time_gate.yml")
     told["report"] = play("playbooks/report.yml", "-e", "report_hours=0.5")
-    told["looked"] = time.time() - float(sh("relay-a1", "grep ^steadyrack_time_look /var/lib/steadyrack/metrics/*.prom"
-                                            " /var/lib/prometheus/node-exporter/*.prom 2>/dev/null | tail -n 1").split()[-1])  # fmt: skip
+    told["looked"] = time.time() - float(metric(sh, "relay-a1", "steadyrack_time_look_timestamp_seconds"))
     told["refused"] = posted(webhook, "relay-a1", "time.skew")
     inject("webhook", "hang")
     # One upstream after the other; meanwhile a node's own clock runs away, and its alarm finds a receiver that hangs.
@@ -86,8 +85,8 @@ def act(watched, webhook, inject, play, sh):
             told["gate node"] = watched.each("steadyrack time gate; echo $?", ["gpu-a1", "gpu-a2"])
             told["gate site"] = play("playbooks/time_gate.yml", "--limit", "site_a")
             told["journal"] = sh("gpu-a1", "journalctl -u steadyrack-time-watch -p alert -o cat --no-pager")
-            told["metric"] = sh("gpu-a1", "cat /var/lib/steadyrack/metrics/*.prom /var/lib/prometheus/node-exporter/*.prom"
-                                          " 2>/dev/null || true")  # fmt: skip
+            told["metric"] = metric(sh, "gpu-a1", 'steadyrack_time_alarm_active{check="time.offset"}')
+            told["metric offset"] = float(metric(sh, "gpu-a1", "steadyrack_time_offset_seconds"))
             told["offset"] = watched.look()["gpu-a1"].offset_s
             inject("skew", "gpu-a1", "none")
             inject("webhook", "ok")
@@ -96,14 +95,29 @@ def act(watched, webhook, inject, play, sh):
     told["worst"] = dict(watched.worst)
     since = time.time()
     inject("heal")
-    watched.until(240, **{f"{c} {h}": (lambda looks, c=c, h=h, s=s: looks[h].event(c, s, "cleared", told_after))
-                          for h, c, s, told_after in [("gpu-a1", "time.offset", "", healed),
-                                                      *((r, "time.skew", OTHER, since) for r in SITE_A),
-                                                      *((r, "time.sources", LIES[2][1], since) for r in SITE_A)]})  # fmt: skip
+    ends = [
+        ("relay-a1", "time.sources"),
+        ("relay-a2", "time.sources"),
+        ("relay-a1", "time.skew"),
+        ("relay-a2", "time.skew"),
+    ]
+    watched.until(
+        240,
+        gpu=lambda h: h["gpu-a1"].event("time.offset", kind="cleared", since=healed),
+        **{f"{h} {c}": lambda looks, h=h, c=c: looks[h].event(c, kind="cleared", since=since) for h, c in ends},
+    )
+    watched.until(60, posted=lambda _: posted(webhook, "gpu-a1", "time.offset", "cleared"))
     told["posts"] = webhook()
     yield told
     run = play("site.yml", "--skip-tags", "acceptance")
     assert run.rc == 0, run.failures()
+
+
+def metric(sh, host: str, name: str) -> str:
+    """The value of a metric as node_exporter would read it; empty when it has no line."""
+    text = sh(host, "cat $(ls /var/lib/prometheus/node-exporter/steadyrack_time.prom 2>/dev/null ||"
+                    " echo /var/lib/steadyrack/metrics/steadyrack_time.prom)")  # fmt: skip
+    return next((line.split()[-1] for line in text.splitlines() if line.startswith(name + " ")), "")
 
 
 def outvoted(address: str, since: float) -> dict:
@@ -125,7 +139,7 @@ def test_a_lying_upstream_is_outvoted_and_named(act, watched, number):
         assert late <= RINGS_S
         event = watched.look()[relay].event("time.sources", address)
         assert event["severity"] == "warning"
-        assert "outvoted" in event["text"]
+        assert f"outvoted or not usable (operator: {name})" in event["text"]
 
 
 def test_the_nodes_do_not_notice(act):
@@ -166,8 +180,8 @@ def test_a_node_off_by_50_ms_rings_and_is_named(act, watched):
     assert event["measured"] == pytest.approx(50, abs=5)
     assert act["offset"] == pytest.approx(0.05, abs=0.005)
     assert "ALARM: gpu-a1: time.offset gpu-a1: the clock may be off by 5" in act["journal"]
-    assert 'steadyrack_time_alarm_active{check="time.offset"} 1' in act["metric"]
-    assert re.search(r"steadyrack_time_offset_seconds 0\.0(49|5)", act["metric"])
+    assert act["metric"] == "1"
+    assert act["metric offset"] == pytest.approx(0.05, abs=0.005)
 
 
 def test_the_gate_holds_that_node_back_and_no_other(act):
@@ -184,7 +198,8 @@ def test_every_alarm_ends_as_visibly(watched, act):
     looks = watched.look()
     (cleared,) = [e for e in looks["gpu-a1"].told if (e["id"], e["event"]) == ("time.offset", "cleared")]
     assert cleared["text"].startswith("ended after")
-    assert cleared["was"] == "critical"
+    assert cleared["severity"] == "info"
+    assert cleared["lasted_s"] > 30
 
 
 def test_a_receiver_out_of_order_gets_it_later_and_the_watch_looks_on(act, watched):
@@ -192,7 +207,7 @@ def test_a_receiver_out_of_order_gets_it_later_and_the_watch_looks_on(act, watch
     assert act["looked"] < 25
     got = {e["id"]: e for e in act["posts"] if e["host"] == "relay-a1" and e["event"] == "raised"}
     late = got["time.skew"]["taken"] - watched.look()["relay-a1"].event("time.skew", OTHER)["told"]
-    figure("a receiver that answered 500, then hung: the relay's alarm got there after", f"{late:.0f} s")
+    figure("a receiver that answered 500, then hung for a minute: the alarm got there after", f"{late:.0f} s")
     assert got["time.skew"]["from"] == "10.213.0.21"
     assert got["time.skew"]["measured"] == pytest.approx(-150, abs=5)
 

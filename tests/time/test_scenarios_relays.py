@@ -57,7 +57,10 @@ def deaths(watched, inject, play, rack):
         150,
         relays=lambda h: all(h[r].stratum == 2 for r in ("relay-a1", "relay-a2")),
         nodes=lambda h: all(h[n].stratum == 3 for n in NODES),
-        **{f"ends {n}": lambda h, n=n: h[n].event("time.synchronised", kind="cleared", since=told["boot"]) for n in NODES},
+        **{
+            f"ends {n}": lambda h, n=n: h[n].event("time.synchronised", kind="cleared", since=told["boot"])
+            for n in NODES
+        },
     )
     told["served again"] = {r: measured(rack, "gpu-a1", a) for r, a in (("relay-a1", A1), ("relay-a2", A2))}
     return told
@@ -90,7 +93,9 @@ def test_without_a_relay_it_rings_and_no_job_may_start(deaths, watched):
     for node in NODES:
         late = deaths["two"][f"rings {node}"] - deaths["second"]
         dead = deaths["two"][f"dead {node}"] - deaths["second"]
-        figure(f"the last relay dies: {node} alarm time.synchronised after ({dead:.0f} s until 8 missed)", f"{late:.0f} s")
+        figure(
+            f"the last relay dies: {node} alarm time.synchronised after ({dead:.0f} s until 8 missed)", f"{late:.0f} s"
+        )
         assert deaths["two"][f"rings {node}"] - deaths["two"][f"dead {node}"] <= RINGS_S
         event = watched.look()[node].event("time.synchronised", since=deaths["second"])
         assert event["severity"] == "critical"
