@@ -64,7 +64,7 @@ LEFTOVERS = {"__pycache__", ".ruff_cache", ".mypy_cache", ".pytest_cache"}
 
 
 def tree(folder: Path) -> list[str | bytes]:
-    """Names, modes and contents of the files below `folder`, in a stable order. What tools leave there is none of it."""
+    """Names, modes and contents of the files below `folder`, in a stable order, without what tools leave there."""
     parts: list[str | bytes] = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and not LEFTOVERS & set(p.parts)):
         parts += [str(path.relative_to(folder)), oct(path.stat().st_mode & 0o111), path.read_bytes()]
