@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Alarms handed to the executables of /etc/steadyrack/alarm.d/, without ever waiting for one.
 
-Each event goes to every hook, in name order, one at a time; a hook that fails gets it again after a while, until
-it takes it or a newer event of the same alarm has taken its place. :meth:`Hooks.tick` only looks and starts.
+Each event goes to every hook, one at a time to each: a receiver that hangs does not keep the others waiting. A hook
+that fails gets it again after a while, until it takes it or a newer event of the same alarm has taken its place.
+:meth:`Hooks.tick` only looks and starts.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ class _Running(NamedTuple):
 
 
 class Hooks:
-    """Deliveries that wait, and the one that runs."""
+    """Deliveries that wait, and those that run: of each hook one at most."""
 
     def __init__(self, root: str, say: Say, owner: int = 0, waiting: Sequence[dict[str, Any]] = ()) -> None:
         self._directory = os.path.join(root, DIRECTORY)
         self._say = say
         self._owner = owner
-        self._running: _Running | None = None
+        self._running: dict[str, _Running] = {}  # by hook
         self._refused: dict[str, str] = {}
         self._number = 0
         self._waiting: list[Delivery] = []
@@ -87,12 +88,12 @@ class Hooks:
 
     def undelivered(self) -> list[dict[str, Any]]:
         """For the state file: what a new process would have to deliver."""
-        running = [self._running.delivery] if self._running else []
+        running = [one.delivery for one in self._running.values()]
         return [{"hook": one.hook, "event": one.event} for one in [*running, *self._waiting]]
 
     def wait_s(self, now: float) -> float | None:
         """After how many seconds :meth:`tick` has something to do; None: not before the next event."""
-        if self._running is not None:
+        if self._running:
             return LOOK_S
         due = min((one.due for one in self._waiting), default=None)
         return None if due is None else max(0.0, due - now)
@@ -148,23 +149,24 @@ class Hooks:
     # --- running ---
 
     def tick(self, now: float) -> bool:
-        """Look after the hook that runs, or start the next; True when a delivery has ended (the state has changed)."""
+        """Look after the hooks that run and start those that have something to do; True when a delivery has ended."""
         ended = False
-        if self._running is not None:
-            ended = self._look_after(self._running, now)
-            if self._running is not None:
-                return ended
-        ready = [one for one in self._waiting if one.due <= now]
-        if not ready:
-            return ended
-        # By event, then by name: a failing hook does not stand in the way of the next one.
-        next_one = min(ready, key=lambda one: (one.number, one.hook))
-        self._waiting.remove(next_one)
-        if next_one.hook not in self.names():
-            self._say("warning", f"alarm hook {next_one.hook} is gone: it was not told of {told(next_one.event)}")
-            return True
-        self._start(next_one, now)
-        return ended or self._running is None
+        for running in list(self._running.values()):
+            ended = self._look_after(running, now) or ended
+        ready: dict[str, Delivery] = {}
+        for one in sorted(self._waiting, key=lambda delivery: delivery.number):
+            if one.due <= now and one.hook not in self._running:
+                ready.setdefault(one.hook, one)
+        names = self.names() if ready else []
+        for name in sorted(ready):
+            self._waiting.remove(ready[name])
+            if name in names:
+                self._start(ready[name], now)
+                ended = ended or name not in self._running
+            else:
+                self._say("warning", f"alarm hook {name} is gone: it was not told of {told(ready[name].event)}")
+                ended = True
+        return ended
 
     def _start(self, delivery: Delivery, now: float) -> None:
         path = os.path.join(self._directory, delivery.hook)
@@ -176,7 +178,7 @@ class Hooks:
         except OSError as error:
             self._failed(delivery, f"cannot be started: {error.strerror}", now)
             return
-        self._running = _Running(delivery, process, now + TIMEOUT_S)
+        self._running[delivery.hook] = _Running(delivery, process, now + TIMEOUT_S)
         assert process.stdin is not None
         # Some thousand bytes at most: less than a pipe holds, so this does not wait for the hook to read.
         with contextlib.suppress(BrokenPipeError):
@@ -189,7 +191,7 @@ class Hooks:
         status = running.process.poll()
         if status is None and now < running.ends:
             return False
-        self._running = None
+        del self._running[running.delivery.hook]
         if status is None:
             self._kill(running.process)
             self._failed(running.delivery, f"no end within {TIMEOUT_S:g} s", now)
@@ -236,9 +238,9 @@ class Hooks:
         return " ".join(text.split())[-SHOWN_CHARACTERS:]
 
     def stop(self) -> None:
-        """End what runs; its delivery stays undelivered."""
-        if self._running is not None:
-            self._kill(self._running.process)
+        """End what runs; its deliveries stay undelivered."""
+        for running in self._running.values():
+            self._kill(running.process)
 
 
 def environment(event: dict[str, Any]) -> dict[str, str]:

@@ -54,20 +54,45 @@ def load_policy(root: str = "/") -> FirewallPolicy | None:
     return FirewallPolicy(str(value["mode"]), Table(family, table), rules, tuple(names))
 
 
-def checks(root: str = "/", runner: Callable[..., Completed] = run) -> list[dict[str, Any]]:
-    """The row of this host's table. Never raises: what cannot be read is a row ``unknown``."""
+class Wanted:
+    """What the file of rules would load, kept as long as the file stays the same: nft is asked once, not every look."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, bytes] | None = None
+        self._listing = ""
+
+    def listing(self, table: Table, text: bytes, runner: Callable[..., Completed] = run) -> str:
+        """As nft would list it; what nft refuses is InputError."""
+        if self._key != (str(table), text):
+            self._listing = nft.wanted(table, text.decode("utf-8", "replace"), runner)
+            self._key = (str(table), text)
+        return self._listing
+
+
+def checks(
+    root: str = "/", runner: Callable[..., Completed] = run, wanted: Wanted | None = None
+) -> list[dict[str, Any]]:
+    """The row of this host's table. Never raises: what cannot be read is a row ``unknown``.
+
+    ``wanted`` is the caller's who looks again and again.
+    """
     subject = socket.gethostname()
     try:
         policy = load_policy(root)
         if policy is None:
             reason = f"/{POLICY_PATH} is not there: the role rack_firewall has not run on this host"
             return [verdict.check_row(CHECK, subject, verdict.NOT_JUDGED, reason=reason)]
-        return [judge(policy, root, runner)]
+        return [judge(policy, root, runner, wanted)]
     except SteadyrackError as error:
         return [verdict.check_row(CHECK, subject, verdict.UNKNOWN, reason=error.sentence(), hint=error.next_step)]
 
 
-def judge(policy: FirewallPolicy, root: str = "/", runner: Callable[..., Completed] = run) -> dict[str, Any]:
+def judge(
+    policy: FirewallPolicy,
+    root: str = "/",
+    runner: Callable[..., Completed] = run,
+    wanted: Wanted | None = None,
+) -> dict[str, Any]:
     """The live table against the file of its rules, then the counters."""
     subject = str(policy.table)
     live = nft.live(policy.table, runner)
@@ -78,7 +103,7 @@ def judge(policy: FirewallPolicy, root: str = "/", runner: Callable[..., Complet
     if text is None:
         reason = f"{policy.rules} is not there: the table would not come back at boot"
         return _row(subject, verdict.FAIL, "not_kept", reason, AGAIN)
-    if live != nft.wanted(policy.table, text.decode("utf-8", "replace"), runner):
+    if live != (wanted or Wanted()).listing(policy.table, text, runner):
         reason = f"the live table is not what {policy.rules} would load"
         return _row(subject, verdict.FAIL, "edited", reason, f"nft list table {policy.table}; {AGAIN} puts it right")
     counted = nft.counters(policy.table, runner) or {}

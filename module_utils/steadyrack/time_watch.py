@@ -15,7 +15,18 @@ import time
 from datetime import datetime, timezone
 from typing import Any, Callable
 
-from . import alarm_hooks, alarms, chronyc, time_checks, time_config, time_daemon, time_egress, time_metrics, verdict
+from . import (
+    alarm_hooks,
+    alarms,
+    chronyc,
+    firewall_checks,
+    time_checks,
+    time_config,
+    time_daemon,
+    time_egress,
+    time_metrics,
+    verdict,
+)
 from .errors import SteadyrackError
 from .files import make_directory
 from .run import Completed, run
@@ -54,6 +65,7 @@ class Watch:
         self._unsaved = False
         self._metrics_path: str | None = None
         self._egress = time_egress.load_record(root)
+        self._rules = firewall_checks.Wanted()
         left: dict[str, Any] = {}
         try:
             self._alarms, left = alarms.load(root, monotonic())
@@ -121,7 +133,13 @@ class Watch:
             rows += time_daemon.daemon_rows(self._host, policy.unit, policy.rivals, self._runner)
             rows += time_config.rows(self._host, policy.files, self._root)
             rows += self._egress_rows(at)
+            rows += self._firewall_rows()
         return policy, clock, rows
+
+    def _firewall_rows(self) -> list[dict[str, Any]]:
+        rows = firewall_checks.checks(self._root, self._runner, self._rules)
+        # A leak that was counted is time.egress's to tell: it ends when it ends, this row's count never does.
+        return [dict(row, severity=verdict.INFO) if row["state"] == "leak" else row for row in rows]
 
     def _egress_rows(self, at: float) -> list[dict[str, Any]]:
         before = self._egress

@@ -132,7 +132,9 @@ FAULTS = {
         "UPSTREAM|all SECONDS|silent [PPM]", "an upstream's clock lies, drifts, or says nothing", faults_time.clock
     ),
     "bend": Fault(
-        "RELAY SECONDS|none", "one relay sees all its upstreams shifted, the others do not", faults_time.bend
+        "RELAY SECONDS|silent|none",
+        "one relay sees all its upstreams shifted, or hears none; the others are not touched",
+        faults_time.bend,
     ),
     "leap": Fault(
         "UPSTREAM|all insert|delete|lost|smear|none",

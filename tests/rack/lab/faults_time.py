@@ -54,7 +54,7 @@ def leap(rack: Rack, words: list[str]) -> None:
 
 
 def bend(rack: Rack, words: list[str]) -> None:
-    """One relay sees every upstream shifted; all others see them as they are."""
+    """One relay sees every upstream shifted, or hears none of them, also after a boot; all others are not touched."""
     relay, offset = rack.host(words[0]), words[1]
     outside = next((host for host in rack.hosts.values() if host.upstream_clocks), None)
     shared = [n for n in relay.networks if outside is not None and n in outside.networks]
@@ -64,7 +64,8 @@ def bend(rack: Rack, words: list[str]) -> None:
     if offset == "none":
         _remove(rack, outside.name, [path])
     else:
-        _write(rack, outside.name, {path: f"{number(offset, 'an offset in seconds')}"})
+        text = offset if offset == "silent" else f"{number(offset, 'an offset in seconds')}"
+        _write(rack, outside.name, {path: text})
 
 
 def skew(rack: Rack, words: list[str]) -> None:

@@ -59,10 +59,14 @@ def digest_of(parts: Iterable[str | bytes]) -> str:
     return digest.hexdigest()[:12]
 
 
+LEFTOVERS = {"__pycache__", ".ruff_cache", ".mypy_cache", ".pytest_cache"}
+"""A linter run would otherwise make every image, and with it every host of a rack, anew."""
+
+
 def tree(folder: Path) -> list[str | bytes]:
-    """Names, modes and contents of the files below `folder`, in a stable order."""
+    """Names, modes and contents of the files below `folder`, in a stable order, without what tools leave there."""
     parts: list[str | bytes] = []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not LEFTOVERS & set(p.parts)):
         parts += [str(path.relative_to(folder)), oct(path.stat().st_mode & 0o111), path.read_bytes()]
     return parts
 

@@ -61,7 +61,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.hooks.stop()
 
 
-def test_hooks_run_in_name_order_with_the_event_on_stdin_and_in_the_environment(place: Place) -> None:
+def test_every_hook_gets_the_event_on_stdin_and_in_the_environment(place: Place) -> None:
     for name in ("20-b", "10-a"):
         place.hook(
             name,
@@ -69,7 +69,7 @@ def test_hooks_run_in_name_order_with_the_event_on_stdin_and_in_the_environment(
         )
     place.hooks.put(EVENT)
     place.settle()
-    assert place.log() == [f"{name} raised the clock may be off by 60 ms really" for name in ("10-a", "20-b")]
+    assert sorted(place.log()) == [f"{name} raised the clock may be off by 60 ms really" for name in ("10-a", "20-b")]
     assert json.loads((place.root / "10-a.json").read_text()) == EVENT
     assert place.said == []
     assert place.hooks.undelivered() == []
@@ -80,15 +80,15 @@ def test_a_failing_hook_is_said_and_tried_again_until_it_takes_the_event(place: 
     place.hook("20-b", f"echo other >> {place.root}/log")
     place.hooks.put(EVENT)
     place.settle()
-    assert place.log() == ["try", "other"]  # the second is not kept waiting
+    assert sorted(place.log()) == ["other", "try"]  # the second is not kept waiting
     assert place.said == ["error: alarm hook 10-a: exit status 3: no route; tried again in 10 s"]
     place.now += 9
     place.settle()
-    assert place.log() == ["try", "other"]
+    assert len(place.log()) == 2
     (place.root / "well").touch()
     place.now += 2
     place.settle()
-    assert place.log() == ["try", "other", "try"]
+    assert sorted(place.log()) == ["other", "try", "try"]
     assert "10-a has taken time.offset gpu-a1 raised now" in place.said[-1]
     assert place.hooks.undelivered() == []
 
@@ -112,6 +112,19 @@ def test_a_newer_event_of_the_same_alarm_takes_the_place_of_one_that_waits(place
     place.settle()
     assert place.log() == ["raised", "cleared"]
     assert [one["event"]["event"] for one in place.hooks.undelivered()] == ["cleared"]
+
+
+def test_a_hook_that_hangs_does_not_keep_the_others_waiting(place: Place) -> None:
+    place.hook("10-a", "sleep 60")
+    place.hook("20-b", f"echo $STEADYRACK_SUBJECT >> {place.root}/log")
+    for subject in ("one", "two", "three"):
+        place.hooks.put({**EVENT, "subject": subject})
+    give_up = time.monotonic() + 10
+    while {one["hook"] for one in place.hooks.undelivered()} != {"10-a"}:
+        assert time.monotonic() < give_up, place.log()
+        place.hooks.tick(place.now)  # no time passes for the hook that hangs
+        time.sleep(0.01)
+    assert place.log() == ["one", "two", "three"]
 
 
 def test_a_hook_that_hangs_is_ended_with_its_children_and_nobody_waits(

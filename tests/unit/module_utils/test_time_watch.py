@@ -34,6 +34,7 @@ class Node:
         self.offset, self.stratum, self.reach, self.down = 0.0, 3, "377", False
         self.rival = False
         self.packets: int | None = None
+        self.rules = "the rules"
         self.now, self.at = 100.0, 1_000_000.0
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -51,7 +52,7 @@ class Node:
             hook_owner=os.geteuid(),
         )  # fmt: skip
 
-    def run(self, argv: list[str], _timeout_s: float = 0) -> Completed:
+    def run(self, argv: list[str], _timeout_s: float = 0, _text: str = "") -> Completed:
         self.asked.append(argv[0])
         if argv[0] == "chronyc":
             if self.down:
@@ -70,10 +71,15 @@ class Node:
             state = ("loaded", "active") if self.rival else ("not-found", "inactive")
             units.append(UNIT.format(name="ntpsec.service", load=state[0], active=state[1]))
             return Completed(argv, 0, "\n\n".join(units[: len(argv) - argv.index("--") - 1]), "")
+        if argv[0] == "unshare":
+            return Completed(argv, 0, "the rules", "")
         assert argv[0] == "nft"
+        if self.packets is not None and "--stateless" in argv:
+            return Completed(argv, 0, self.rules, "")
         if self.packets is None:
             return Completed(argv, 1, "", "No such file or directory")
-        counter = {"counter": {"name": "ntp_egress", "packets": self.packets}}
+        where = {"family": "inet", "table": "steadyrack_ntp", "bytes": 0}
+        counter = {"counter": {**where, "name": "ntp_egress", "packets": self.packets}}
         return Completed(argv, 0, json.dumps({"nftables": [counter]}), "")
 
     def looks(self, number: int) -> list[str]:
@@ -94,6 +100,52 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setenv("JOURNAL_STREAM", "8:1")
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-a1")
     return Node(tmp_path)
+
+
+FIREWALL = {
+    "version": 1, "mode": "node", "family": "inet", "table": "steadyrack_ntp", "counters": ["ntp_egress"],
+    "rules": "/etc/steadyrack/firewall/ntp.nft",
+}  # fmt: skip
+
+
+@pytest.fixture
+def walled(node: Node) -> Node:
+    node.write(time_egress.NOTE_PATH, FIREWALL)
+    node.write("etc/steadyrack/firewall/ntp.nft", {})
+    node.packets = 0
+    return node
+
+
+def test_rules_that_somebody_flushed_ring_within_a_minute_and_end(walled: Node) -> None:
+    assert walled.looks(3) == []
+    walled.packets = None
+    (line,) = walled.looks(5)
+    assert line.startswith("<1>ALARM: gpu-a1: firewall.ntp inet steadyrack_ntp: the table is not loaded")
+    walled.packets = 0
+    (line,) = walled.looks(12)
+    assert line.startswith("<5>ended after")
+
+
+def test_rules_that_somebody_edited_ring(walled: Node) -> None:
+    walled.rules = "other rules"
+    (line,) = walled.looks(5)
+    assert "the live table is not what /etc/steadyrack/firewall/ntp.nft would load" in line
+
+
+def test_what_the_file_would_load_is_asked_once_and_again_when_it_has_changed(walled: Node) -> None:
+    walled.looks(20)
+    assert walled.asked.count("unshare") == 1
+    walled.write("etc/steadyrack/firewall/ntp.nft", {"other": "rules"})
+    walled.looks(20)
+    assert walled.asked.count("unshare") == 2
+
+
+def test_a_leak_that_has_ended_does_not_stand_for_ever_as_the_firewalls(walled: Node) -> None:
+    walled.looks(2)
+    walled.packets = 3
+    assert any("time.egress" in line for line in walled.looks(4))
+    walled.looks(100)
+    assert "alarms" not in walled.watch._status()
 
 
 def test_while_all_is_well_nothing_is_said_and_nothing_but_metrics_written(node: Node) -> None:

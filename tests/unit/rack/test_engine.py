@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from lab import engine, setup
+from lab import engine, images, setup
 from lab.say import RackError
 
 
@@ -107,3 +107,14 @@ def test_an_installation_that_brings_nothing_is_not_taken_for_success(machine):
     machine({"apt-get": "exit 0"})
     with pytest.raises(RackError, match="still not found"):
         setup.install(["qemu-system-x86"], {"no-such-program": "qemu-system-x86"})
+
+
+def test_what_a_linter_leaves_does_not_make_images_anew(tmp_path):
+    (tmp_path / "program").write_text("x")
+    before = images.tree(tmp_path)
+    for folder in (".ruff_cache", "__pycache__"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "leftover").write_text("y")
+    assert images.tree(tmp_path) == before
+    (tmp_path / "program").write_text("z")
+    assert images.tree(tmp_path) != before

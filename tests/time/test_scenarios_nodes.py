@@ -1,0 +1,184 @@
+"""A node is taken apart, by hand and by apt: what each fault rings, and that a run of its phase repairs it.
+
+Three nodes at once, then three again: faults of one node do not touch another.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from demo_rack import NODES
+from scenario import RINGS_S, figure
+
+CONF = "/etc/chrony/chrony.conf"
+ROGUE = "10.213.0.12"
+TABLE = "inet steadyrack_ntp"
+
+
+@pytest.fixture(scope="module")
+def first(watched, inject, play):
+    """gpu-a1: edited; gpu-a2: a rogue server outside, known to the running daemon only; gpu-b1: masked."""
+    told: dict = {"since": time.time()}
+    inject("line", "gpu-a1", CONF, "server 10.213.0.13 iburst")
+    inject("rogue", "gpu-a2", ROGUE)
+    inject("service", "gpu-b1", "mask", "chrony")
+    told["done"] = time.time()
+    told["moments"] = watched.until(
+        100,
+        edited=rang("gpu-a1", "time.config", told),
+        foreign=rang("gpu-a2", "time.sources", told, ROGUE),
+        leak=rang("gpu-a2", "time.egress", told),
+        masked=rang("gpu-b1", "time.daemon", told),
+        down=rang("gpu-b1", "time.synchronised", told),
+    )
+    told["gate"] = watched.each("steadyrack time gate; echo $?", NODES)
+    told["looks"] = watched.look()
+    told["repair"] = [play("playbooks/time.yml") for _ in range(2)]
+    told["repaired"] = time.time()
+    ended = {"edited": ("gpu-a1", "time.config"), "foreign": ("gpu-a2", "time.sources"),
+             "masked": ("gpu-b1", "time.daemon"), "down": ("gpu-b1", "time.synchronised")}  # fmt: skip
+    told["ends"] = watched.until(
+        200, **{name: rang(host, check, told, kind="cleared") for name, (host, check) in ended.items()}
+    )
+    return told
+
+
+def rang(host: str, check: str, told: dict, subject: str = "", kind: str = "raised"):
+    return lambda looks: looks[host].event(check, subject, kind, since=told["since"])
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("edited", "chrony.conf edited: alarm time.config"),
+        ("foreign", "a rogue server added to the running daemon: alarm time.sources"),
+        ("leak", "a rogue server outside: alarm time.egress"),
+        ("masked", "chrony masked: alarm time.daemon"),
+        ("down", "chrony masked: alarm time.synchronised"),
+    ],
+)
+def test_it_rings(name, what, first):
+    late = first["moments"][name] - first["since"]
+    figure(f"{what} after", f"{late:.0f} s")
+    assert first["moments"][name] - first["done"] <= RINGS_S
+
+
+def test_what_the_gate_says(first):
+    answers = {host: text.rsplit("\n", 1) for host, text in first["gate"].items()}
+    assert answers["gpu-a1"][1] == "0"  # nobody has read the edited file yet: the clock is right
+    assert answers["gpu-a2"][1] == "1"
+    assert ROGUE in answers["gpu-a2"][0]
+    assert answers["gpu-b1"][1] == "1"
+    assert "time.synchronised" in answers["gpu-b1"][0]
+
+
+def test_the_leak_was_rejected_and_counted(first):
+    assert first["looks"]["gpu-a2"].reach(ROGUE) == 0
+    assert first["looks"]["gpu-a2"].event("time.egress")["measured"] > 0
+
+
+def test_the_phase_repairs_all_three_and_then_has_nothing_to_do(first, watched):
+    once, again = first["repair"]
+    assert once.rc == again.rc == 0, once.failures() or again.failures()
+    assert {node: once.recap[node][0] for node in NODES} == dict.fromkeys(NODES, 1)
+    assert {node: again.recap[node][0] for node in NODES} == dict.fromkeys(NODES, 0)
+    assert ROGUE not in watched.look()["gpu-a2"].sources
+
+
+def test_the_alarms_end(first):
+    late = max(first["ends"].values()) - first["repaired"]
+    figure("a node repaired: its last alarm ends after", f"{late:.0f} s")
+    assert late < 120
+
+
+@pytest.fixture(scope="module")
+def second(first, watched, inject, play, sh):
+    """gpu-b1 and relay-b1: every rule of nftables flushed. gpu-a1: one chain of our table emptied."""
+    told: dict = {"since": time.time()}
+    inject("flush", "gpu-b1")
+    inject("flush", "relay-b1")
+    sh("gpu-a1", f"nft flush chain {TABLE} output")
+    told["done"] = time.time()
+    told["moments"] = watched.until(
+        100, **{host: rang(host, "firewall.ntp", told) for host in ("gpu-b1", "relay-b1", "gpu-a1")}
+    )
+    told["looks"] = watched.look()
+    told["repair"] = [play("playbooks/firewall.yml") for _ in range(2)]
+    told["repaired"] = time.time()
+    told["ends"] = watched.until(
+        200, **{host: rang(host, "firewall.ntp", told, kind="cleared") for host in ("gpu-b1", "relay-b1", "gpu-a1")}
+    )
+    return told
+
+
+@pytest.mark.parametrize(("host", "state"), [("gpu-b1", "missing"), ("relay-b1", "missing"), ("gpu-a1", "edited")])
+def test_a_flushed_firewall_rings(host, state, second):
+    late = second["moments"][host] - second["since"]
+    figure(f"firewall {'flushed' if state == 'missing' else 'emptied by a chain'} on {host}: alarm firewall.ntp after",
+           f"{late:.0f} s")  # fmt: skip
+    assert second["moments"][host] - second["done"] <= RINGS_S
+    assert second["looks"][host].event("firewall.ntp", since=second["since"])["state"] == state
+
+
+def test_the_clocks_go_on(second):
+    assert all(second["looks"][host].follows and abs(second["looks"][host].offset_s) < 0.001 for host in NODES)
+
+
+def test_the_phase_brings_the_rules_back_and_the_alarms_end(second):
+    once, again = second["repair"]
+    assert once.rc == again.rc == 0, once.failures() or again.failures()
+    hosts = ("gpu-b1", "relay-b1", "gpu-a1")
+    assert {host: once.recap[host][0] for host in hosts} == dict.fromkeys(hosts, 1)
+    assert {changed for changed, _ in again.recap.values()} == {0}
+    assert max(second["ends"].values()) - second["repaired"] < 120
+
+
+# --- all upstreams lie ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lie(second, watched, inject, play):
+    """All upstreams are 50 ms behind: everybody follows them, in agreement."""
+    told: dict = {"since": time.time()}
+    inject("clock", "all", "-0.05")
+    hosts = list(watched.names)
+    told["moments"] = watched.until(
+        200,
+        **{f"past {h}": lambda looks, h=h: looks[h].follows and looks[h].bound_s > 0.03 for h in hosts},
+        **{f"rings {h}": rang(h, "time.offset", told) for h in hosts},
+        **{f"there {h}": lambda looks, h=h: looks[h].follows and abs(looks[h].offset_s - 0.05) < 0.002 for h in hosts},
+    )
+    told["looks"] = watched.look()
+    told["gate"] = play("playbooks/time_gate.yml")
+    inject("clock", "all", "0")
+    told["healed"] = time.time()
+    told["ends"] = watched.until(
+        300,
+        **{f"ends {h}": rang(h, "time.offset", told, kind="cleared") for h in hosts},
+        **{f"back {h}": lambda looks, h=h: looks[h].follows and abs(looks[h].offset_s) < 0.001 for h in hosts},
+    )
+    return told
+
+
+def test_a_lie_of_all_rings_everywhere_in_sign_and_size(lie, watched):
+    late = [lie["moments"][f"rings {h}"] - lie["moments"][f"past {h}"] for h in watched.names]
+    figure("all upstreams lie by 50 ms: alarm time.offset on all six hosts after the first bound past 30 ms",
+           f"{min(late):.0f}-{max(late):.0f} s")  # fmt: skip
+    assert max(late) <= RINGS_S
+    for host in watched.names:
+        event = lie["looks"][host].event("time.offset", since=lie["since"], severity="critical")
+        assert 30 < event["measured"] < 60
+        assert lie["looks"][host].offset_s == pytest.approx(0.05, abs=0.005)  # this clock is ahead of the lie
+
+
+def test_no_job_may_start_on_it(lie):
+    assert lie["gate"].rc != 0
+    assert "NO: gpu-a1, gpu-a2, gpu-b1" in " ".join(lie["gate"].text.split())
+
+
+def test_it_ends(lie, watched):
+    back = max(lie["ends"][f"back {h}"] for h in watched.names) - lie["healed"]
+    ends = max(lie["ends"][f"ends {h}"] for h in watched.names) - lie["healed"]
+    figure("all upstreams tell the truth again: all hosts within 1 ms, and the last alarm ended, after",
+           f"{back:.0f} s, {ends:.0f} s")  # fmt: skip
