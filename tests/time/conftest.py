@@ -21,11 +21,15 @@ def watched(built, rack):
 
 
 @pytest.fixture(scope="module")
-def inject(rack, watched):
-    """Faults of a whole module, which begins when no alarm stands any more. They are taken back at its end."""
+def inject(request, rack, watched, play):
+    """Faults of a whole module, which begins when no alarm stands any more. They are taken back at its end, and where a
+    test has failed the rack is put right for the next module."""
     watched.quiet()
+    before = request.session.testsfailed
     yield lambda name, *words: faults.inject(rack, name, [str(w) for w in words])
     faults.inject(rack, "heal", [])
+    if request.session.testsfailed > before:
+        play("site.yml", "--skip-tags", "acceptance")
 
 
 def pytest_terminal_summary(terminalreporter):
