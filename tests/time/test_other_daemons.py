@@ -20,7 +20,7 @@ def installed(rack) -> set[str]:
 @pytest.mark.parametrize(("word", "package"), [("ntpsec", "ntpsec"), ("timesyncd", "systemd-timesyncd")])
 def test_it_takes_the_place_of_chrony_rings_and_is_put_out_of_action(word, package, rack, watched, play):
     """Each of them conflicts with chrony, as Debian packages it: apt removes chrony without asking."""
-    watched.quiet()
+    watched.calm()
     assert "chrony" in installed(rack)
     since = time.time()
     faults.inject(rack, "daemon", [NODE, word])

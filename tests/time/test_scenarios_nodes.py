@@ -17,9 +17,10 @@ TABLE = "inet steadyrack_ntp"
 
 
 @pytest.fixture(scope="module")
-def first(watched, inject, play):
-    """gpu-a1: edited; gpu-a2: a rogue server outside, known to the running daemon only; gpu-b1: masked."""
+def first(watched, inject, play, sh):
+    """gpu-a1: edited; gpu-a2: a way out and a rogue server, known to the running daemon only; gpu-b1: masked."""
     told: dict = {"since": time.time()}
+    sh("gpu-a2", f"ip route add {ROGUE} via 10.213.1.21")  # without one nothing is sent that could be rejected
     inject("line", "gpu-a1", CONF, "server 10.213.0.13 iburst")
     inject("rogue", "gpu-a2", ROGUE)
     inject("service", "gpu-b1", "mask", "chrony")
@@ -36,6 +37,7 @@ def first(watched, inject, play):
     told["looks"] = watched.look()
     told["repair"] = [play("playbooks/time.yml") for _ in range(2)]
     told["repaired"] = time.time()
+    sh("gpu-a2", f"ip route del {ROGUE}")
     ended = {"edited": ("gpu-a1", "time.config"), "foreign": ("gpu-a2", "time.sources"),
              "masked": ("gpu-b1", "time.daemon"), "down": ("gpu-b1", "time.synchronised")}  # fmt: skip
     told["ends"] = watched.until(
