@@ -164,6 +164,8 @@ def wishes(
         "packages": [paths.package],
         "directories": [
             {"path": os.path.dirname(paths.note), "on_change": "none"},
+            # The package's own: somebody may have removed it with everything in it.
+            {"path": os.path.dirname(paths.conf), "on_change": "none"},
             {"path": paths.sourcedir, "purge": ["*.sources"], "on_change": "reload"},
             {"path": f"{paths.drop_ins}/{paths.unit}.service.d", "on_change": "none"},
         ],

@@ -367,6 +367,14 @@ def test_a_network_that_chronyd_does_not_take_is_an_error(call: Call, chronyd: F
     assert "10.213.1.0/24 is not served" in call(RELAY)["msg"]
 
 
+def test_a_directory_of_chrony_that_somebody_removed_comes_back(call: Call, chronyd: FakeChronyd, root: Path) -> None:
+    call(CLIENT)
+    shutil.rmtree(root / "etc/chrony")
+    assert call(CLIENT)["changed"] is True
+    assert (root / "etc/chrony/steadyrack.d/steadyrack.sources").is_file()
+    assert call(CLIENT)["changed"] is False
+
+
 def test_a_daemon_that_its_condition_keeps_down_is_left_alone_c33(
     call: Call, chronyd: FakeChronyd, node: FakeNode
 ) -> None:
