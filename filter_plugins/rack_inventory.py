@@ -636,7 +636,7 @@ def check_servers(inventory: Inventory) -> None:
     rules = {
         "time_sync_upstreams": server_addresses, "time_sync_relays": server_addresses,
         "package_mirror_relays": server_addresses, "time_sync_client_networks": client_networks,
-        "package_mirror_client_networks": client_networks, "rack_bmc_networks": client_networks,
+        "package_mirror_client_networks": client_networks,
         "rack_firewall_client_networks": client_networks, "rack_firewall_bmc_networks": client_networks,
     }  # fmt: skip
     for host in inventory.hosts:
