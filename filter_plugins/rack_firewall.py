@@ -142,8 +142,8 @@ def _extra_rules(entries: Any) -> dict[str, list[str]]:
         if not isinstance(entry, Mapping) or set(entry) != {"chain", "rule"} or entry["chain"] not in CHAINS:
             raise FilterError(f"{name}: {entry!r}: wanted {{chain: input|output|forward, rule: one nft rule}}")
         rule = str(entry["rule"]).strip()
-        if not RULE_FORM.fullmatch(rule) or not _balanced(rule):
-            raise FilterError(f"{name}: {rule!r}: wanted one nft rule on one line, without ; # and open braces")
+        if not RULE_FORM.fullmatch(rule) or not _balanced(rule) or rule.count('"') % 2:
+            raise FilterError(f"{name}: {rule!r}: wanted one nft rule on one line, without ; # and open braces, quotes")
         found[entry["chain"]].append(rule)
     return found
 
@@ -166,8 +166,52 @@ def relay_outside_addresses(hostvars: Any, relays: Any, site: Any) -> list[str]:
     ]
 
 
+def firewall_errors(errors: Any, facts: Any, groups: Any) -> dict[str, Any]:
+    """``errors`` of ``inventory_errors`` with what role rack_firewall would refuse, added to the host it concerns.
+
+    The role runs last: by then a relay would serve a network that its firewall cannot be told of. ``facts``: host ->
+    variables (``inventory_facts``). A host with errors has had its say.
+    """
+    relays = [host for host in groups.get("relays", []) if host in facts]
+    hosts = {host: list(lines) for host, lines in errors["hosts"].items()}
+    for host in [*relays, *(host for host in groups.get("gpu_nodes", []) if host in facts)]:
+        if not hosts.get(host):
+            try:
+                firewall_plan(_inputs_of(host, facts, relays, host in relays))
+            except FilterError as error:
+                hosts[host] = [f"{host}: {error}"]
+    return {**errors, "hosts": hosts}
+
+
+def _inputs_of(host: str, facts: Any, relays: list[str], relay: bool) -> dict[str, Any]:
+    """What playbooks/firewall.yml hands to the role."""
+    own = facts[host]
+    site = own.get("rack_site")
+    of_site = [facts[one].get("ansible_host") or one for one in relays if facts[one].get("rack_site") == site]
+    address = str(own.get("ansible_host") or "")
+    found = {
+        "mode": RELAY if relay else NODE,
+        "confirm_timeout_s": 60,  # its range is role_input_errors' to judge
+        "own_addresses": [address] if re.match(r"[0-9.]+$|.*:", address) else [],
+        "extra_rules": own.get("rack_firewall_extra_rules"),
+    }
+    if not relay:
+        return {**found, "relays": of_site}
+    return {
+        **found,
+        "client_networks": own.get("rack_networks"),
+        "bmc_networks": own.get("rack_bmc_networks"),
+        "site_relays": of_site,
+        "other_relays": relay_outside_addresses(facts, relays, site),
+    }
+
+
 class FilterModule:
     """Ansible's entry."""
 
     def filters(self) -> dict[str, Any]:
-        return {"firewall_plan": firewall_plan, "relay_outside_addresses": relay_outside_addresses}
+        return {
+            "firewall_errors": firewall_errors,
+            "firewall_plan": firewall_plan,
+            "relay_outside_addresses": relay_outside_addresses,
+        }

@@ -6,6 +6,7 @@ Ansible validates them too, but when a role begins: by then the roles before it 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,19 @@ RANGES: dict[str, tuple[float, float]] = {
     "time_sync_relay_minpoll": (-7, 24),
     "time_sync_upstream_maxpoll": (-7, 24),
     "time_sync_upstream_minpoll": (-7, 24),
+}
+# The same for texts, and for each text of a list: the form of the whole, and how a person would say it. What is wrong
+# here would be found at 3 a.m., when the alarm is not delivered, or in the middle of a run.
+FORMS: dict[str, tuple[re.Pattern[str], str]] = {
+    "node_agent_webhook_url": (re.compile(r"((?i:https?)://(?![/?#:])[!-~]+)?"), "http:// or https:// and a host"),
+    "node_agent_webhook_proxy": (re.compile(r"((http://|(?!\w+:/))(?![/?#:])[!-~]+)?"), "http://host:port"),
+    "node_agent_textfile_directory": (re.compile(r"(/[A-Za-z0-9._/+-]*)?"), "an absolute path without blanks"),
+    "time_sync_set_clock": (re.compile(r"(?i:ask|true|false|yes|no)"), "true, false or ask"),
+    # chronyd's own unit, masked by its own role, would leave the host without a clock; SSH's, without a way in.
+    "time_sync_rivals": (
+        re.compile(r"(?!(?:chronyd?|sshd?)(?:\.|$))[A-Za-z0-9:_.@-]+"),
+        "names of units, not chronyd's own and not SSH's",
+    ),
 }
 # PCI Express link widths that a graphics card may train to (PCIe base specification).
 LINK_WIDTHS = (1, 2, 4, 8, 16)
@@ -90,6 +104,7 @@ def _errors_of(variables: Mapping[str, Any], options: Mapping[str, dict[str, Any
             yield from (f"{name}: {value!r}: {text}. Next: correct it" for text in outcome.error_messages)
             continue
         yield from _out_of_range(name, outcome.validated_parameters[name])
+        yield from _out_of_form(name, outcome.validated_parameters[name], _secret(option))
 
 
 def _secret(option: Mapping[str, Any]) -> bool:
@@ -104,6 +119,15 @@ def _out_of_range(name: str, value: Any) -> Iterator[str]:
         low, high = RANGES[name]
         if not low <= value <= high:  # also what compares with nothing (nan)
             yield f"{name}: {value!r}; wanted {low:g} to {high:g}. Next: correct it"
+
+
+def _out_of_form(name: str, value: Any, secret: bool) -> Iterator[str]:
+    if name not in FORMS:
+        return
+    form, wanted = FORMS[name]
+    for text in value if isinstance(value, list) else [value]:
+        if not form.fullmatch(str(text)):
+            yield f"{name}: {'(secret)' if secret else repr(str(text))}; wanted {wanted}. Next: correct it"
 
 
 class FilterModule:

@@ -10,8 +10,11 @@ distance from true time) does not part them and is not counted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf, nan
 from statistics import median
 from typing import Any, NamedTuple
+
+from ansible.errors import AnsibleFilterError as FilterError
 
 # Thresholds where neither the caller nor the hosts' notes say one, milliseconds (defaults of role time_sync).
 SITE_MS = 30.0
@@ -263,9 +266,19 @@ def _links(relays: Mapping[str, Any], sites: Mapping[str, str]) -> dict[tuple[st
 def _limit(given: float | None, answers: Iterable[Mapping[str, Any]], key: str, otherwise: float) -> float:
     """The caller's threshold, else the strictest of the hosts' own."""
     if given is not None:
-        return float(given)
+        return _milliseconds(given)
     own = [float(policy[key]) for policy in ((one.get("policy") or {}) for one in answers) if policy.get(key)]
     return min(own, default=otherwise)
+
+
+def _milliseconds(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = nan
+    if isinstance(value, bool) or not 0 < number < inf:
+        raise FilterError(f"time gate: a threshold of {value!r}; wanted milliseconds above 0. Next: correct the -e")
+    return number
 
 
 class FilterModule:

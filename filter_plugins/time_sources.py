@@ -120,6 +120,8 @@ def _entry(value: Any, where: str) -> dict[str, Any]:
     address, offset = given.get("address"), given.get("offset_s", 0.0)
     if not isinstance(address, str) or not address.strip():
         raise FilterError(f"{where}.address: {address!r}; wanted a name or an address")
+    if _is_nobody(address):
+        raise FilterError(f"{where}.address: {address}: this host itself, or no host; wanted a server outside")
     if isinstance(offset, bool) or not isinstance(offset, (int, float)) or not -1 <= offset <= 1:
         raise FilterError(f"{where}.offset_s: {offset!r}; wanted seconds, at most 1 either way")
     if not isinstance(given.get("nts", False), bool):
@@ -128,6 +130,16 @@ def _entry(value: Any, where: str) -> dict[str, Any]:
         raise FilterError(f"{where}.operator: {given['operator']!r}; wanted a name")
     operator = str(given.get("operator") or operator_of(address)).strip().lower()
     return {"address": str(address).strip(), "operator": operator, "nts": given.get("nts", False), "offset_s": offset}
+
+
+def _is_nobody(name: str) -> bool:
+    """A server that cannot be: a relay that asks itself agrees with itself."""
+    bare = canonical(name)
+    try:
+        address = ipaddress.ip_address(bare.partition("%")[0])
+    except ValueError:
+        return bare == "localhost" or bare.startswith("localhost.")
+    return address.is_loopback or address.is_unspecified or address.is_multicast
 
 
 # --- the inventory's relays --------------------------------------------------------------------------

@@ -31,6 +31,9 @@ LEFTOVERS = ("~", ".bak", ".tmp", ".swp", ".rpmsave", ".rpmnew", ".rpmorig", ".d
 LOOK_S = 0.2
 # Of what a failing hook says, this many characters are repeated.
 SHOWN_CHARACTERS = 300
+# The end of what it says is kept, the rest is read and thrown away: a full pipe would stop the hook, bytes.
+KEPT_BYTES = 65536
+MOST_READS = 256
 # The manager's socket is not for hooks: a READY or STOPPING of theirs would be taken for ours.
 NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "JOURNAL_STREAM")
 
@@ -56,6 +59,7 @@ class _Running(NamedTuple):
     delivery: Delivery
     process: subprocess.Popen[bytes]
     ends: float  # monotonic s
+    said: bytearray  # the end of its standard error so far
 
 
 class Hooks:
@@ -178,8 +182,10 @@ class Hooks:
         except OSError as error:
             self._failed(delivery, f"cannot be started: {error.strerror}", now)
             return
-        self._running[delivery.hook] = _Running(delivery, process, now + TIMEOUT_S)
+        self._running[delivery.hook] = _Running(delivery, process, now + TIMEOUT_S, bytearray())
         assert process.stdin is not None
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
         # Some thousand bytes at most: less than a pipe holds, so this does not wait for the hook to read.
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(delivery.event, ensure_ascii=False).encode("utf-8") + b"\n")
@@ -189,6 +195,7 @@ class Hooks:
 
     def _look_after(self, running: _Running, now: float) -> bool:
         status = running.process.poll()
+        self._listen(running)
         if status is None and now < running.ends:
             return False
         del self._running[running.delivery.hook]
@@ -196,7 +203,7 @@ class Hooks:
             self._kill(running.process)
             self._failed(running.delivery, f"no end within {TIMEOUT_S:g} s", now)
             return True
-        said = self._last_words(running.process)
+        said = self._last_words(running)
         if status == 0:
             if running.delivery.tries:
                 self._say("notice", f"alarm hook {running.delivery.hook} has taken {told(running.delivery.event)} now")
@@ -226,16 +233,25 @@ class Hooks:
             process.stderr.close()
 
     @staticmethod
-    def _last_words(process: subprocess.Popen[bytes]) -> str:
-        """What it printed as its error, without waiting for a grandchild that holds the pipe."""
-        assert process.stderr is not None
-        with process.stderr as stream:
-            os.set_blocking(stream.fileno(), False)
+    def _listen(running: _Running) -> None:
+        """Take what it printed as its error, without waiting for more: not longer than a look may last."""
+        assert running.process.stderr is not None
+        for _ in range(MOST_READS):
             try:
-                text = os.read(stream.fileno(), 65536).decode("utf-8", "replace")
+                text = os.read(running.process.stderr.fileno(), KEPT_BYTES)
             except BlockingIOError:
-                return ""
-        return " ".join(text.split())[-SHOWN_CHARACTERS:]
+                return
+            if not text:
+                return
+            running.said.extend(text)
+            del running.said[:-KEPT_BYTES]
+
+    @staticmethod
+    def _last_words(running: _Running) -> str:
+        """The end of it. A grandchild may hold the pipe for long: it is closed all the same."""
+        assert running.process.stderr is not None
+        running.process.stderr.close()
+        return " ".join(running.said.decode("utf-8", "replace").split())[-SHOWN_CHARACTERS:]
 
     def stop(self) -> None:
         """End what runs; its deliveries stay undelivered."""

@@ -34,6 +34,8 @@ CLEAR_S = 60.0
 FLAP_RETURNS = 3
 FLAP_WINDOW_S = 1800.0
 FLAP_CLEAR_S = 900.0
+# The year 9999, the last that datetime knows, epoch s.
+LATEST_S = 253402300799.0
 # How often an alarm that stands is mentioned again, seconds, by severity.
 REMIND_S = {verdict.CRITICAL: 6 * 3600.0, verdict.WARNING: 24 * 3600.0}
 
@@ -210,14 +212,22 @@ class Alarms:
         for entry in value["alarms"]:
             one = _Subject()
             one.raised = _LEVEL[entry["severity"]]
-            one.since = float(entry["since"])
+            one.since = _moment(entry["since"])
             one.flapping = entry["flapping"] is True
             # Ages, not moments: the monotonic clock begins anew at a boot. The pause counts as no time.
-            one.returns.extend(now - float(ago) for ago in entry["returns_ago_s"])
-            one.told_at = now - float(entry["told_ago_s"])
+            one.returns.extend(now - _moment(ago) for ago in entry["returns_ago_s"])
+            one.told_at = now - _moment(entry["told_ago_s"])
             one.row = {key: entry["row"].get(key) for key in SHOWN}
             alarms._subjects[(str(entry["id"]), str(entry["subject"]))] = one
         return alarms
+
+
+def _moment(value: Any) -> float:
+    """Seconds that a calendar has; ValueError for what would stop the watch when it is told (nan, inf, 1e300)."""
+    seconds = float(value)
+    if not -LATEST_S <= seconds <= LATEST_S:
+        raise ValueError(f"{value!r} where seconds belong")
+    return seconds
 
 
 def level_of(row: dict[str, Any]) -> int | None:

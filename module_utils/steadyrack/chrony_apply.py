@@ -15,7 +15,7 @@ from typing import Any, Mapping, Sequence
 
 from . import chrony_config, chrony_runtime, chronyc, service_config, time_settle
 from .chrony_config import Config, Paths
-from .errors import AccessError, DeadlineError, InputError, NotAppliedError, ToolError
+from .errors import AccessError, DeadlineError, InputError, NotAppliedError, StateFileError, ToolError
 from .files import read_bytes, sha256
 from .run import run
 from .service_plan import PENDING_DIRECTORY, Runner
@@ -67,6 +67,7 @@ def apply(
     config, paths = chrony_config.config_of(values), paths or Paths()
     rivals = [str(name) for name in values.get("rivals") or []]
     version = installed_version(runner)
+    refuse_link(paths.sourcedir)
     before = _text(paths.conf)
     params = wishes(config, paths, version, rivals, before)
     old_sources = _text(f"{paths.sourcedir}/steadyrack.sources")
@@ -92,6 +93,15 @@ def apply(
     if not check_mode and daemon["active"] == "active":
         _start_settling(config, paths, version, result, runner)
     return result
+
+
+def refuse_link(path: str) -> None:
+    """Where a link leads, others may write, or chronyd not look: its unit has a /tmp of its own."""
+    if os.path.islink(path):
+        seen = f"a link to {os.readlink(path)}"
+        raise StateFileError(
+            path, seen, "a directory or nothing", f"rm {path}, then run this again; nothing was changed"
+        )
 
 
 def clock_before_installing(values: Mapping[str, Any], paths: Paths, result: dict[str, Any]) -> list[str]:
@@ -164,6 +174,8 @@ def wishes(
         "packages": [paths.package],
         "directories": [
             {"path": os.path.dirname(paths.note), "on_change": "none"},
+            # The package's own: somebody may have removed it with everything in it.
+            {"path": os.path.dirname(paths.conf), "on_change": "none"},
             {"path": paths.sourcedir, "purge": ["*.sources"], "on_change": "reload"},
             {"path": f"{paths.drop_ins}/{paths.unit}.service.d", "on_change": "none"},
         ],

@@ -72,6 +72,9 @@ def run(argv: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S, stdin: str | 
         return Completed(command, 127, "", f"{command[0]}: not found", missing=True)
     except PermissionError as error:
         return Completed(command, 126, "", f"{command[0]}: {error.strerror}")
+    except OSError as error:  # no process or memory left (EAGAIN, ENOMEM), or no program at all (ENOEXEC)
+        seen = f"cannot be started: {error.strerror}"
+        raise ToolError(" ".join(command), seen, "a process", "ps -ef; dmesg; is a limit of tasks reached?") from error
     try:
         out, err = process.communicate(stdin, timeout=timeout_s)
     except subprocess.TimeoutExpired:

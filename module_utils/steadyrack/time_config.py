@@ -29,6 +29,7 @@ def rows(subject: str, files: Mapping[str, str] | None, root: str = "/") -> list
     try:
         troubles = [f"{path} {what}" for path, digest in files.items() if (what := _differs(root, path, digest))]
         troubles += [f"{path} is not ours" for path in _strangers(root, files)]
+        troubles += [f"{path} is a link" for path in _links(root, files)]
     except SteadyrackError as error:
         reason = error.sentence()
         return [verdict.check_row("time.config", subject, verdict.UNKNOWN, reason=reason, hint=error.next_step, **row)]
@@ -44,6 +45,12 @@ def _differs(root: str, path: str, digest: str) -> str | None:
     if content is None:
         return "is gone"
     return None if sha256(content) == digest else "was edited"
+
+
+def _links(root: str, files: Mapping[str, str]) -> list[str]:
+    """Files and directories of ours in whose place a link stands: chronyd's unit may not see where it leads."""
+    ours = sorted({*files, *(os.path.dirname(path) for path in files)})
+    return [path for path in ours if os.path.islink(os.path.join(root, path.lstrip("/")))]
 
 
 def _strangers(root: str, files: Mapping[str, str]) -> list[str]:

@@ -33,6 +33,9 @@ from .run import Completed, run
 
 # systemd and nft are asked every so many looks: what they tell does not change by itself.
 SLOW_LOOKS = 2
+# The firewall's rules take three calls of nft. Two bad looks of every third are within a minute still, and a trial of
+# new rules, which lasts seconds, is met by one of them at most.
+FIREWALL_LOOKS = 3
 # With an alarm standing the state file is kept fresh, for the ages in it, seconds.
 SAVE_S = 600.0
 # Texts in an event are no longer than this, characters.
@@ -99,8 +102,10 @@ class Watch:
         """Look once, say and hand on what has changed; the events come back."""
         at = self._wall()
         slow = self._looks % SLOW_LOOKS == 0
-        self._looks += 1
         policy, clock, rows = self._rows(at, slow)
+        if self._looks % FIREWALL_LOOKS == 0:
+            rows += self._firewall_rows()
+        self._looks += 1
         events = [self._dressed(event) for event in self._alarms.update(rows, self._monotonic(), at)]
         for event in events:
             self.say(_level(event), event["text"])
@@ -134,12 +139,20 @@ class Watch:
             rows += time_config.rows(self._host, policy.files, self._root)
             rows += self._egress_rows(at)
             rows += self._firewall_rows()
+            rows += self._given_up(rows)
         return policy, clock, rows
 
     def _firewall_rows(self) -> list[dict[str, Any]]:
         rows = firewall_checks.checks(self._root, self._runner, self._rules)
         # A leak that was counted is time.egress's to tell: it ends when it ends, this row's count never does.
         return [dict(row, severity=verdict.INFO) if row["state"] == "leak" else row for row in rows]
+
+    def _given_up(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Rows for alarms of checks that nobody makes any more, such as time.skew without another site: they end."""
+        made = {row["id"] for row in rows}
+        left = sorted({one.id for one in self._alarms.standing()} - made)
+        reason = "not checked on this host any more"
+        return [verdict.check_row(name, self._host, verdict.NOT_JUDGED, reason=reason) for name in left]
 
     def _egress_rows(self, at: float) -> list[dict[str, Any]]:
         before = self._egress

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import time_gate
+from ansible.errors import AnsibleFilterError
 
 MS = 1e-3
 FACTS = {
@@ -189,3 +190,9 @@ def test_hundreds_of_nodes_are_judged_in_a_moment() -> None:
     found = time_gate.time_gate({host: node(n % 7) for n, host in enumerate(facts)}, facts, list(facts))
     assert found["ok"]
     assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize("value", ["abc", "nan", "inf", 0, -1, True])
+def test_a_threshold_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(AnsibleFilterError, match="wanted milliseconds above 0"):
+        judge({"relay-a1": relay(), "a1": node(0.1), "a2": node(0.2)}, skew_ms=value)

@@ -367,6 +367,25 @@ def test_a_network_that_chronyd_does_not_take_is_an_error(call: Call, chronyd: F
     assert "10.213.1.0/24 is not served" in call(RELAY)["msg"]
 
 
+def test_a_directory_of_chrony_that_somebody_removed_comes_back(call: Call, chronyd: FakeChronyd, root: Path) -> None:
+    call(CLIENT)
+    shutil.rmtree(root / "etc/chrony")
+    assert call(CLIENT)["changed"] is True
+    assert (root / "etc/chrony/steadyrack.d/steadyrack.sources").is_file()
+    assert call(CLIENT)["changed"] is False
+
+
+def test_a_link_in_place_of_our_directory_is_refused(
+    call: Call, chronyd: FakeChronyd, root: Path, tmp_path: Path
+) -> None:
+    """Written through it, all looked well, and the next start of chronyd (PrivateTmp) found no source."""
+    folder = root / "etc/chrony/steadyrack.d"
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert "a link to" in call(CLIENT)["msg"]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_a_daemon_that_its_condition_keeps_down_is_left_alone_c33(
     call: Call, chronyd: FakeChronyd, node: FakeNode
 ) -> None:

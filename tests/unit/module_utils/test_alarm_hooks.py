@@ -149,6 +149,17 @@ def test_a_hook_that_hangs_is_ended_with_its_children_and_nobody_waits(
         time.sleep(0.05)
 
 
+def test_a_hook_that_prints_megabytes_comes_to_its_end(place: Place) -> None:
+    noise = "head -c 3000000 /dev/zero | tr '\\0' x"
+    place.hook("10-loud", f"{noise} >&2; {noise}; echo done >> {place.root}/log; echo last words >&2; exit 3")
+    place.hooks.put(EVENT)
+    place.settle()
+    assert place.log() == ["done"]
+    assert "exit status 3" in place.said[0]
+    assert place.said[0].count("last words") == 1
+    assert len(place.said[0]) < 2 * alarm_hooks.SHOWN_CHARACTERS
+
+
 def test_a_hook_that_reads_nothing_and_one_that_cannot_start_are_survived(place: Place) -> None:
     place.hook("10-deaf", "exec <&-; exit 0")
     path = place.hook("20-odd", "")

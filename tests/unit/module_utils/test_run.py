@@ -69,3 +69,12 @@ def test_must_run_names_what_was_wanted() -> None:
         must_run(["sh", "-c", "echo broken >&2; exit 1"], "the state", "look there")
     with pytest.raises(ToolError, match="not found"):
         must_run(["no-such-program-here"], "x", "y")
+
+
+def test_no_process_left_is_an_error_of_ours_and_no_traceback(tmp_path: Path) -> None:
+    """A watch that meets it says so and looks again; ENOEXEC stands for EAGAIN and ENOMEM, which take the same way."""
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF")
+    program.chmod(0o755)
+    with pytest.raises(ToolError, match="cannot be started: Exec format error"):
+        run([str(program)])

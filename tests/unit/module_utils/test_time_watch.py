@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.steadyrack import alarms, time_checks, time_egress, time_metrics, time_watch
+from ansible.module_utils.steadyrack import alarms, firewall_checks, time_checks, time_egress, time_metrics, time_watch
 from ansible.module_utils.steadyrack.run import Completed
 from clocks import SOURCE, SYNCED
 
@@ -213,6 +213,38 @@ def test_a_state_file_of_garbage_is_said_and_the_watch_goes_on(node: Node) -> No
     node.offset = 0.060
     assert len(node.looks(4)) == 1
     assert json.loads((node.root / alarms.STATE_PATH).read_text())["alarms"]
+
+
+@pytest.mark.parametrize("since", ["NaN", "1e400", "1e300"])
+def test_a_state_file_with_no_moment_in_it_does_not_stop_the_watch_at_each_start(node: Node, since: str) -> None:
+    node.offset = 0.060
+    node.looks(4)
+    path = node.root / alarms.STATE_PATH
+    value = json.loads(path.read_text())
+    value["alarms"][0]["since"] = "HERE"
+    path.write_text(json.dumps(value).replace('"HERE"', since))
+    node.watch = node.fresh()
+    assert "the alarms of the run before are lost" in node.said[-1]
+    assert len(node.looks(4)) == 1
+
+
+def test_an_alarm_of_a_check_that_is_not_made_any_more_ends(node: Node) -> None:
+    """The other site has left the inventory: nobody measures time.skew, which had been in alarm."""
+    note = {**NOTE, "mode": "relay", "other_sites": {"10.88.0.51": "site-b"}, "sources": ["10.88.0.51"]}
+    node.write(time_checks.POLICY_PATH, {**note, "site_skew_alarm_ms": 0.0000001})
+    assert any("time.skew" in line and "too uncertain" in line for line in node.looks(40))
+    node.write(time_checks.POLICY_PATH, {**note, "other_sites": {}})
+    assert any("ended after" in line and "time.skew" in line for line in node.looks(12))
+    assert not [one for one in node.watch._alarms.standing() if one.id == "time.skew"]
+
+
+def test_a_flushed_firewall_rings_within_a_minute(node: Node) -> None:
+    rules = "etc/steadyrack/firewall/ntp.nft"
+    note = {"version": 1, "mode": "relay", "family": "inet", "table": "steadyrack_ntp", "rules": f"/{rules}"}
+    node.write(firewall_checks.POLICY_PATH, {**note, "counters": []})
+    said = node.looks(6)  # the fake nft has no table
+    wanted = "<1>ALARM: gpu-a1: firewall.ntp inet steadyrack_ntp: the table is not loaded"
+    assert any(line.startswith(wanted) for line in said)
 
 
 def test_a_note_that_cannot_be_used_rings_after_a_while_and_one_taken_away_ends_all(node: Node) -> None:

@@ -255,11 +255,36 @@ def test_c86_c87_well_formed_names_and_ipv6_pass(demo, address):
     assert (rc, failed) == (0, {})
 
 
-def test_a_relay_that_is_reached_by_its_name_is_refused(demo):
+def test_a_relay_that_is_reached_by_its_name_alone_is_refused_before_the_firewall_would(demo):
     edit(demo, lambda t: t["all"]["children"]["relays"]["hosts"]["relay-a1"].pop("ansible_host"))
+    rc, failed, passed = preflight(demo)
+    assert rc != 0
+    assert "give the address in ansible_host" in failed["gpu-a1"]
+    assert passed >= {"relay-b1", "gpu-b1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("rack_bmc_networks", ["10.0.0.0/7"], "would let the world ask"),
+        ("rack_networks", ["0.0.0.0/1", "128.0.0.0/1"], "would let the world ask"),
+        ("rack_firewall_extra_rules", [{"chain": "input", "rule": 'log prefix "x'}], "quotes"),
+        ("time_sync_upstreams", ["127.0.0.1", "b.com", "c.com", "d.com"], "this host itself"),
+        ("time_sync_upstreams", ["::", "b.com", "c.com", "d.com"], "no host"),
+        ("time_sync_set_clock", "maybe", "true, false or ask"),
+        ("time_sync_rivals", ["chrony.service"], "not chronyd's own"),
+        ("node_agent_webhook_url", "http://hook.example/s3cret\nx", "http:// or https:// and a host"),
+        ("node_agent_webhook_proxy", "http://", "http://host:port"),
+        ("node_agent_textfile_directory", "relative/dir", "an absolute path"),
+    ],
+)
+def test_what_a_role_would_refuse_midway_or_nobody_would_is_refused_first(demo, name, value, said):
+    (demo / "host_vars").mkdir()
+    (demo / "host_vars/relay-a1.yml").write_text(yaml.safe_dump({name: value}))
     rc, failed, _ = preflight(demo)
-    assert (rc, list(failed)) == (2, ["relay-a1"])
-    assert "set ansible_host to its address" in failed["relay-a1"]
+    assert rc != 0
+    assert said in failed["relay-a1"]
+    assert "s3cret" not in str(failed)
 
 
 def test_a_model_and_a_slot_are_known_in_every_spelling_that_the_node_takes(demo):

@@ -48,3 +48,17 @@ def test_every_host_is_in_the_report_whatever_became_of_it(arguments: list[str],
             path.unlink()
         if folder.exists():
             folder.rmdir()
+
+
+@pytest.mark.parametrize("hours", ["0", "-1", "abc", "nan", "1e9"])
+def test_a_span_that_is_none_is_refused_and_yesterdays_page_stays(hours: str, tmp_path: Path) -> None:
+    name = f"unit-span-{os.getpid()}"
+    inventory = tmp_path / f"{name}.yml"
+    inventory.write_text(HOSTS.replace("PYTHON", sys.executable))
+    program = str(Path(sys.executable).with_name("ansible-playbook"))
+    command = [program, "-i", str(inventory), "playbooks/report.yml", "-e", f"report_hours={hours}"]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode != 0
+    assert f"report_hours: {hours}; wanted hours" in done.stdout + done.stderr
+    assert not (REPOSITORY / "reports" / name).exists()
