@@ -99,7 +99,9 @@ def refuse_link(path: str) -> None:
     """Where a link leads, others may write, or chronyd not look: its unit has a /tmp of its own."""
     if os.path.islink(path):
         seen = f"a link to {os.readlink(path)}"
-        raise StateFileError(path, seen, "a directory or nothing", f"rm {path}, then run this again; nothing was changed")
+        raise StateFileError(
+            path, seen, "a directory or nothing", f"rm {path}, then run this again; nothing was changed"
+        )
 
 
 def clock_before_installing(values: Mapping[str, Any], paths: Paths, result: dict[str, Any]) -> list[str]:
