@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -36,6 +37,9 @@ KNOWN_ADDRESSES = {"203.107.6.88": "alibaba", "120.25.115.20": "alibaba", "202.1
 LEAST_OPERATORS = 4
 # Default of time_sync_alarm_ms, against which a warning level is held where the inventory leaves it out.
 ALARM_MS = 30.0
+# As chrony.keys(5) has a secret; lengths of the ciphers' keys (FIPS 197), bytes.
+SECRET_FORM = re.compile(r"HEX:(?:[0-9A-Fa-f]{2})+|(?!HEX:)(?:ASCII:)?[!-~]+")
+CIPHER_BYTES = {"AES128": 16, "AES256": 32}
 UNEVALUATED = "(cannot be evaluated: "
 
 
@@ -223,12 +227,32 @@ def _host_errors(host: str, facts: Any, relays: list[str], groups: Any, lines: A
                 yield "time_sync_upstreams: nts on some and not on others; wanted all or none. Next: correct it"
         except FilterError as error:
             yield str(error)
+    yield from _key_errors(variables)
     given = variables.get("time_sync_relays")
     if host in groups.get("gpu_nodes", []) and isinstance(given, (list, tuple)):
         own = {canonical(host), canonical(variables.get("ansible_host") or host)}
         itself = [str(name) for name in given if canonical(name) in own]
         if itself:
             yield f"time_sync_relays: {', '.join(itself)} is this node itself; wanted its relays. Next: remove it"
+
+
+def _key_errors(variables: Mapping[str, Any]) -> Iterable[str]:
+    """Keys that role time_sync would refuse when it begins. No message holds a secret."""
+    keys = variables.get("time_sync_keys") or []
+    if not isinstance(keys, (list, tuple)) or not all(isinstance(key, Mapping) for key in keys):
+        return  # told by the role's own specification
+    ids = [_as_number(key.get("id")) for key in keys]
+    for key, number in zip(keys, ids, strict=True):
+        secret, size = str(key.get("key", "")), CIPHER_BYTES.get(str(key.get("type", "SHA256")))
+        length = (len(secret) - 4) // 2 if secret.startswith("HEX:") else len(secret.removeprefix("ASCII:"))
+        if not SECRET_FORM.fullmatch(secret) or (size is not None and length != size):
+            wanted = "HEX: and an even number of digits, for AES128 32 and for AES256 64 of them"
+            yield f"time_sync_keys: key {number or 0:g} is not of a form that chronyd takes; wanted {wanted}. Next: correct it"
+    if len(set(ids)) != len(ids):
+        yield "time_sync_keys: an id is there twice; wanted each id once. Next: correct it"
+    wish = _as_number(variables.get("time_sync_key_id"))
+    if wish and wish not in ids:
+        yield f"time_sync_key_id: {wish:g}, and time_sync_keys has no such key. Next: add it, or correct the id"
 
 
 def _as_number(value: Any) -> float | None:

@@ -319,3 +319,28 @@ def test_whatever_an_inventory_holds_preflight_goes_on(variables: dict[str, Any]
     for host in ("relay_a1", "gpu_a1"):
         lines = found(host.replace("_", "-"), **{host: variables})
         assert all(line.startswith(host.replace("_", "-") + ": time_sync_") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"time_sync_keys": [{"id": 7, "key": "HEX:1"}]}, "key 7 is not of a form"),
+        ({"time_sync_keys": [{"id": 7, "type": "AES128", "key": "HEX:ABCDEF"}]}, "key 7 is not of a form"),
+        ({"time_sync_keys": [{"id": 7, "key": "two words"}]}, "key 7 is not of a form"),
+        ({"time_sync_keys": [{"id": 7, "key": "HEX:AB"}, {"id": 7, "key": "HEX:CD"}]}, "each id once"),
+        ({"time_sync_key_id": 7}, "no such key"),
+        ({"time_sync_key_id": "8", "time_sync_keys": [{"id": 7, "key": "HEX:AB"}]}, "no such key"),
+    ],
+)
+def test_keys_that_the_role_would_refuse_are_told_first_and_never_shown(variables: dict[str, Any], said: str) -> None:
+    facts = {"gpu-a1": {"rack_site": "a", **variables}}
+    lines = time_sources.time_errors({"hosts": {"gpu-a1": []}}, facts, {"gpu_nodes": ["gpu-a1"]})["hosts"]["gpu-a1"]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert not any(secret in lines[0] for secret in ("HEX:1", "ABCDEF", "two words", "HEX:AB"))
+
+
+def test_a_good_key_is_taken() -> None:
+    key = {"id": 7, "type": "AES128", "key": "HEX:" + "0F" * 16}
+    facts = {"gpu-a1": {"rack_site": "a", "time_sync_keys": [key], "time_sync_key_id": 7}}
+    assert time_sources.time_errors({"hosts": {"gpu-a1": []}}, facts, {})["hosts"]["gpu-a1"] == []
