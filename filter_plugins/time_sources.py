@@ -247,7 +247,8 @@ def _key_errors(variables: Mapping[str, Any]) -> Iterable[str]:
         length = (len(secret) - 4) // 2 if secret.startswith("HEX:") else len(secret.removeprefix("ASCII:"))
         if not SECRET_FORM.fullmatch(secret) or (size is not None and length != size):
             wanted = "HEX: and an even number of digits, for AES128 32 and for AES256 64 of them"
-            yield f"time_sync_keys: key {number or 0:g} is not of a form that chronyd takes; wanted {wanted}. Next: correct it"
+            what = f"time_sync_keys: key {number or 0:g} is not of a form that chronyd takes"
+            yield f"{what}; wanted {wanted}. Next: correct it"
     if len(set(ids)) != len(ids):
         yield "time_sync_keys: an id is there twice; wanted each id once. Next: correct it"
     wish = _as_number(variables.get("time_sync_key_id"))
