@@ -18,7 +18,7 @@ from lab.topology import Rack
 HOOK = "/etc/steadyrack/alarm.d/10-scenario"
 TOLD = "/var/log/scenario.log"
 HOOK_TEXT = f'#!/bin/sh\nprintf "%s %s\\n" "$(date +%s.%N)" "$(cat)" >>{TOLD}\n'
-LOOK = f"chronyc -n -c tracking; echo =; chronyc -n -c sources; echo =; cat {TOLD} 2>/dev/null"
+LOOK = f"echo @; chronyc -n -c tracking 2>/dev/null; echo =; chronyc -n -c sources; echo =; cat {TOLD} 2>/dev/null"
 RINGS_S = 60.0
 """Design: an alarm within this of the first measurement past the threshold."""
 FIGURES: list[tuple[str, str]] = []
@@ -158,7 +158,7 @@ def parse(text: str) -> Look:
     parts = text.split("\n=")
     if len(parts) < 3:
         return Look()
-    row = parts[0].strip().split(",")
+    row = parts[0].removeprefix("@").strip().split(",")
     sources = [line.split(",") for line in parts[1].strip().splitlines()]
     told = []
     for line in parts[2].strip().splitlines():

@@ -55,18 +55,19 @@ def load_policy(root: str = "/") -> FirewallPolicy | None:
 
 
 class Wanted:
-    """What the file of rules would load, kept as long as the file stays the same: nft is asked once, not every look."""
+    """What the file of rules would load, kept for who looks again and again: nft is asked when something differs."""
 
     def __init__(self) -> None:
-        self._key: tuple[str, bytes] | None = None
+        self._text: bytes | None = None
         self._listing = ""
 
-    def listing(self, table: Table, text: bytes, runner: Callable[..., Completed] = run) -> str:
-        """As nft would list it; what nft refuses is InputError."""
-        if self._key != (str(table), text):
-            self._listing = nft.wanted(table, text.decode("utf-8", "replace"), runner)
-            self._key = (str(table), text)
-        return self._listing
+    def same(self, live: str, table: Table, text: bytes, runner: Callable[..., Completed] = run) -> bool:
+        """Whether the table as listed is what ``text`` would load; what nft refuses is InputError."""
+        if self._text == text and self._listing == live:
+            return True
+        # Anew also for a text that is known: nft takes names of protocols from files that come and go with packages.
+        self._listing, self._text = nft.wanted(table, text.decode("utf-8", "replace"), runner), text
+        return self._listing == live
 
 
 def checks(
@@ -103,7 +104,7 @@ def judge(
     if text is None:
         reason = f"{policy.rules} is not there: the table would not come back at boot"
         return _row(subject, verdict.FAIL, "not_kept", reason, AGAIN)
-    if live != (wanted or Wanted()).listing(policy.table, text, runner):
+    if not (wanted or Wanted()).same(live, policy.table, text, runner):
         reason = f"the live table is not what {policy.rules} would load"
         return _row(subject, verdict.FAIL, "edited", reason, f"nft list table {policy.table}; {AGAIN} puts it right")
     counted = nft.counters(policy.table, runner) or {}

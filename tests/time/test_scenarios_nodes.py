@@ -170,8 +170,9 @@ def test_a_lie_of_all_rings_everywhere_in_sign_and_size(lie, watched):
     assert max(late) <= RINGS_S
     for host in watched.names:
         event = lie["looks"][host].event("time.offset", since=lie["since"], severity="critical")
-        assert 30 < event["measured"] < 60
+        assert 30 < event["measured"] < 150  # on the way there the doubt is large
         assert lie["looks"][host].offset_s == pytest.approx(0.05, abs=0.005)  # this clock is ahead of the lie
+        assert 0.05 < lie["looks"][host].bound_s < 0.1
 
 
 def test_no_job_may_start_on_it(lie):

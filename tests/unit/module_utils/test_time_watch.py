@@ -34,7 +34,7 @@ class Node:
         self.offset, self.stratum, self.reach, self.down = 0.0, 3, "377", False
         self.rival = False
         self.packets: int | None = None
-        self.rules = "the rules"
+        self.rules = self.would_load = "the rules"
         self.now, self.at = 100.0, 1_000_000.0
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -72,7 +72,7 @@ class Node:
             units.append(UNIT.format(name="ntpsec.service", load=state[0], active=state[1]))
             return Completed(argv, 0, "\n\n".join(units[: len(argv) - argv.index("--") - 1]), "")
         if argv[0] == "unshare":
-            return Completed(argv, 0, "the rules", "")
+            return Completed(argv, 0, self.would_load, "")
         assert argv[0] == "nft"
         if self.packets is not None and "--stateless" in argv:
             return Completed(argv, 0, self.rules, "")
@@ -138,6 +138,13 @@ def test_what_the_file_would_load_is_asked_once_and_again_when_it_has_changed(wa
     walled.write("etc/steadyrack/firewall/ntp.nft", {"other": "rules"})
     walled.looks(20)
     assert walled.asked.count("unshare") == 2
+
+
+def test_rules_that_nft_lists_in_other_words_since_a_package_came_do_not_ring(walled: Node) -> None:
+    """netbase brings /etc/protocols: "tcp" where nft said 6 before, live and of the file."""
+    walled.looks(2)
+    walled.rules = walled.would_load = "the same rules, in other words"
+    assert walled.looks(10) == []
 
 
 def test_a_leak_that_has_ended_does_not_stand_for_ever_as_the_firewalls(walled: Node) -> None:
