@@ -339,7 +339,7 @@ def test_a_rogue_source_and_a_lost_one_are_put_right_without_a_restart_c27(
     assert "chronyc delete 192.0.2.66 (source 192.0.2.66 is not configured)" in done["actions"]
     assert "source 10.213.1.22 is configured and not there\n" in done["diff"][-1]["before"]
     assert sorted(chronyd.names) == ["10.213.1.21", "10.213.1.22"]
-    assert chronyd.state["added"] == ["add server 10.213.1.22 iburst minpoll 4 maxpoll 4 xleave"]
+    assert chronyd.state["added"] == ["add server 10.213.1.22 iburst minpoll 4 maxpoll 4 xleave maxsamples 8"]
     assert restarts(node) == []
     assert not call(CLIENT)["changed"]
 
