@@ -132,7 +132,8 @@ def test_a_stopped_or_edited_service_is_seen(services, host, check):
 
 def test_a_clock_that_all_upstreams_bend_is_an_offset_and_not_a_loss(services, rack, play):
     faults.inject(rack, "heal", [])
-    # A node whose only relay was away asks again in its own time; site.yml has nothing to change there, and would not wait.
+    # A node whose only relay was away asks again in its own time; site.yml has nothing to change there, and does not
+    # wait for it.
     hosts.execute(rack, "relay-b1", "systemctl", "start", "chrony")
     hosts.execute(rack, "relay-b1", "chronyc", "waitsync", "30", "0", "500", "1")
     anew(rack, "gpu-b1")
