@@ -81,9 +81,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.steadyrack import chronyc, time_checks, time_gate
 from ansible.module_utils.steadyrack.errors import SteadyrackError
 
-# Right after a start the daemon's estimate of its own error is a guess (skew of a million ppm); a waiting
-# caller wants it measured. Below this many ppm it is.
-SETTLED_PPM = 500.0
 # How often the daemon is asked while waiting, seconds: iburst gives a first answer after about four.
 LOOK_S = 1.0
 DEFAULT_UNIT = "chrony"
@@ -111,8 +108,7 @@ def wait_for_clock(policy, wait_s):
         clock = chronyc.look()
         state = chronyc.state_of(clock)
         waited_s = round(time.monotonic() - began, 1)
-        settled = state == chronyc.SYNCHRONISED and clock.tracking.skew_ppm <= SETTLED_PPM
-        if settled or waited_s >= wait_s:
+        if chronyc.settled(clock, state) or waited_s >= wait_s:
             return waited_s, state, clock
         if clock.down and time_checks.unmet_condition(policy.unit):
             return waited_s, "skipped", clock

@@ -20,6 +20,8 @@ import time
 import zlib
 from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
+from .chronyc import SETTLED_PPM
+
 TRACKING, MEASUREMENTS, STATISTICS = "tracking", "measurements", "statistics"
 LOG_DIRECTORY = "/var/log/chrony"
 
@@ -36,8 +38,6 @@ GAP_POLLS = 5
 FEW, USUAL_S = 20, 64
 LEAST_GAP_S = 20
 JUMP_UPDATES = 4
-# Above this many ppm of skew chronyd does not know its error yet: it has just started.
-SETTLED_PPM = 500.0
 
 
 class Entry(NamedTuple):

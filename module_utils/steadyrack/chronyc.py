@@ -30,6 +30,9 @@ STALE_S = 600.0
 STALE_POLLS = 8
 # An update that lies further ahead than this: somebody set the clock back after it. The time is fuzzed by 1 s.
 AHEAD_S = 10.0
+# Right after a start the daemon's estimate of its own error is a guess (skew of a million ppm); below this many ppm it
+# is measured.
+SETTLED_PPM = 500.0
 # The command socket answers within milliseconds; a daemon that needs this long hangs, seconds.
 CHRONYC_TIMEOUT_S = 5.0
 
@@ -289,6 +292,11 @@ def state_of(clock: Clock, now: float | None = None) -> str:
     ):
         return STALE
     return SYNCHRONISED
+
+
+def settled(clock: Clock, state: str) -> bool:
+    """Whether a clock in ``state`` (``state_of``) follows a source and its own error is measured."""
+    return state == SYNCHRONISED and clock.tracking is not None and clock.tracking.skew_ppm <= SETTLED_PPM
 
 
 def update_age_s(tracking: Tracking, now: float | None = None) -> float:

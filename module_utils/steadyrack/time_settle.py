@@ -28,8 +28,6 @@ ENVIRONMENT_PATH = "run/steadyrack/chrony.env"
 JOB_DEVICE = "/dev/nvidia-uvm"
 # -r: take the samples back that the daemon wrote down when it ended. -R: do not step at the start (chronyd manual).
 KEEP_AND_SLEW = ("-r", "-R")
-# The estimate of the own error is a guess right after a start (skew of a million ppm); below this it is measured.
-SETTLED_PPM = 500.0
 LOOK_S = 1.0
 
 
@@ -144,8 +142,8 @@ def settle(
     while looks is None or looks > 0:
         looks = None if looks is None else looks - 1
         clock = chronyc.look(runner)
-        followed = clock.tracking is not None and chronyc.state_of(clock) == chronyc.SYNCHRONISED
-        if followed and clock.tracking is not None and clock.tracking.skew_ppm <= SETTLED_PPM:
+        state = chronyc.state_of(clock)
+        if chronyc.settled(clock, state) and clock.tracking is not None:
             close(root, note, runner)
             if local:
                 _command(["local", *str(local).split()], runner)
@@ -159,7 +157,7 @@ def settle(
             if not local:
                 return Closed(f"{why}, and the clock follows nobody yet: from now on it is only slewed")
             say(f"{why}: from now on the clock is only slewed")
-        seen = "its own error is not measured yet" if followed else chronyc.state_of(clock)
+        seen = "its own error is not measured yet" if state == chronyc.SYNCHRONISED else state
         if seen != said:
             say(f"waiting for the clock: {seen}")
         said = seen
