@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import ansible_runner
@@ -25,3 +27,11 @@ def run_playbook(playbook: str | Path, inventory: Path, folder: Path, words: lis
         envvars={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "PATH": path},
         quiet=True,
     )
+
+
+def wait_until(condition: Callable[[], object], limit_s: float, what: str) -> None:
+    """Look at a condition again and again; an AssertionError that says `what` was waited for when it never comes."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
+        time.sleep(0.05)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from demo_rack import HOSTS
+from running import wait_until
 
 CONF = "/etc/chrony/chrony.conf"
 
@@ -14,7 +15,10 @@ CONF = "/etc/chrony/chrony.conf"
 def drifted(built, rack):
     from lab import faults, hosts
 
-    # The agent repairs a cap every few minutes: it has just looked, so that Ansible comes first.
+    # The agent repairs a cap by itself, two minutes after the boot and then every few minutes. So that Ansible comes
+    # first: the look after the boot is over (in a container, the boot is when it was started), and the next is far.
+    timer = ("systemctl", "show", "--value", "-p", "LastTriggerUSec", "steadyrack-gpu.timer")
+    wait_until(lambda: hosts.execute(rack, "gpu-a1", *timer).strip() not in ("", "n/a"), 200, "the agent's first look")
     hosts.execute(rack, "gpu-a1", "systemctl", "start", "steadyrack-gpu-verify.service")
     faults.inject(rack, "cap", ["gpu-a1", "2", "200"])
     faults.inject(rack, "line", ["gpu-a2", CONF, "server 10.213.0.14 iburst"])

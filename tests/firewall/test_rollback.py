@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import ROOT
+from running import ROOT, wait_until
 
 from lab import hosts
 from lab.topology import Rack, load
@@ -81,6 +81,10 @@ def table(rack: Rack, host: str) -> str:
     return hosts.execute(rack, host, *TABLE, check=False)
 
 
+def loaded(rack: Rack, rule: str) -> None:
+    wait_until(lambda: all(rule in table(rack, host) for host in NODES), 60, "the new rules are loaded")
+
+
 def answers(rack: Rack, host: str) -> bool:
     """A new connection, no old one shared."""
     argv = [
@@ -117,10 +121,7 @@ def test_rules_that_cut_ssh_are_taken_back_and_the_run_says_so(rack: Rack, old: 
         trial_of(rule), cwd=ROOT, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    until = time.monotonic() + 60
-    while not all("dport 22" in table(rack, host) for host in NODES):
-        assert time.monotonic() < until, "the new rules were never loaded"
-        time.sleep(0.2)
+    loaded(rack, "dport 22")
     assert not any(answers(rack, host) for host in NODES), "the rules did not cut SSH: this test would prove nothing"
     text, _ = process.communicate(timeout=CONFIRM_S + SLACK_S + 90)
     assert process.returncode != 0
@@ -136,18 +137,12 @@ def test_killed_between_loading_and_confirming_ends_in_the_old_state(rack: Rack,
         trial_of(rule), cwd=ROOT, env=environment(), start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    until = time.monotonic() + 60
-    while not all("dport 9999" in table(rack, host) for host in NODES):
-        assert time.monotonic() < until, "the new rules were never loaded"
-        time.sleep(0.02)
+    loaded(rack, "dport 9999")
     os.killpg(process.pid, 9)
     process.wait()
-    loaded = time.monotonic()
     kept = [hosts.execute(rack, host, "cat", "/etc/steadyrack/firewall/ntp.nft") for host in NODES]
     assert not any("9999" in text for text in kept), "it was confirmed before the kill: this test would prove nothing"
-    while any("9999" in table(rack, host) for host in NODES):
-        assert time.monotonic() < loaded + CONFIRM_S + 5
-        time.sleep(0.2)
+    wait_until(lambda: not any("9999" in table(rack, h) for h in NODES), CONFIRM_S + 5, "the old rules are back")
 
 
 def test_what_is_confirmed_stays_and_counters_with_it(rack: Rack) -> None:

@@ -176,11 +176,12 @@ def _programme(outcome: Outcome, name: str, words: list[str | Path]) -> None:
         outcome.problems.append(f"{name}:\n{(done.stdout + done.stderr).strip()[-6000:]}")
 
 
-def _pytest(outcome: Outcome, name: str, words: list[str | Path], venv: Path = setup.VENV) -> None:
-    """Run pytest and take counts and reasons from its JUnit file."""
+def _pytest(outcome: Outcome, name: str, words: list[str | Path], venv: Path = setup.VENV, each: bool = True) -> None:
+    """Run pytest and take counts and reasons from its JUnit file. `each`: a line for every test, which take seconds."""
     junit = RESULTS / f"{name}.xml"
     env = {**setup.environment(venv), "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
-    code, _ = shown([venv / "bin" / "python", "-m", "pytest", "-q", f"--junitxml={junit}", *words], f"{name}.log", env)
+    how = ["-v" if each else "-q", "--durations=10", "--durations-min=1", f"--junitxml={junit}"]
+    code, _ = shown([venv / "bin" / "python", "-m", "pytest", *how, *words], f"{name}.log", env)
     if not junit.exists():
         raise RackError(f"pytest ({name}) ended with {code} and without a result")
     cases = list(ET.parse(junit).iter("testcase"))
@@ -228,7 +229,7 @@ def lint(outcome: Outcome) -> None:
 def unit(outcome: Outcome) -> None:
     """Pure functions, modules through main(), the NVML emulator under the real pynvml."""
     images.build_native()
-    _pytest(outcome, "unit", ["-n", "2", "tests/unit"])
+    _pytest(outcome, "unit", ["-n", "2", "tests/unit"], each=False)
 
 
 def molecule(outcome: Outcome) -> None:
@@ -265,7 +266,7 @@ def other(outcome: Outcome) -> None:
     venv = STATE / f"venv-{interpreter.name}"
     setup.python(dev=True, venv=venv, interpreter=str(interpreter))
     own = [f"tests/unit/{name}" for name in ("filter_plugins", "library", "lookup_plugins", "playbooks", "roles")]
-    _pytest(outcome, "other-unit", ["-n", "2", *own, "tests/unit/module_utils_report"], venv)
+    _pytest(outcome, "other-unit", ["-n", "2", *own, "tests/unit/module_utils_report"], venv, each=False)
     hosts.up(load("demo"))
     _pytest(outcome, "other-demo", ["tests/demo/test_unchanged.py"], venv)
 
