@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from scenario import RINGS_S, figure
 
 from lab import faults, hosts
 
 NODE = "gpu-b1"
-pytestmark = pytest.mark.usefixtures("built")
-
-
-@pytest.fixture
-def repaired(rack, play):
-    yield
-    script = "apt-get purge -qy openntpd ntpsec; systemctl disable --now systemd-timesyncd; true"
-    hosts.execute(rack, NODE, "sh", "-c", f"DEBIAN_FRONTEND=noninteractive; ({script}) 2>/dev/null")
-    run = play("site.yml", "--limit", f"{NODE}:relays")
-    assert run.rc == 0, run.failures()
 
 
 def installed(rack) -> set[str]:
@@ -24,13 +17,37 @@ def installed(rack) -> set[str]:
     return {line.split()[1] for line in text.splitlines() if line.startswith("ii")}
 
 
-@pytest.mark.parametrize(
-    ("word", "package"), [("openntpd", "openntpd"), ("ntpsec", "ntpsec"), ("timesyncd", "systemd-timesyncd")]
-)
-def test_it_takes_the_place_of_chrony(word, package, rack, repaired):
-    """Each of them conflicts with chrony, as Debian packages it: apt removes chrony without asking."""
+@pytest.mark.parametrize(("word", "package"), [("timesyncd", "systemd-timesyncd")])
+def test_it_takes_the_place_of_chrony_rings_and_is_put_out_of_action(word, package, rack, watched, play):
+    """Each of them conflicts with chrony, as Debian packages it: apt removes chrony without asking.
+
+    openntpd does it to a node in test_scenarios_cut.py, where there is time to wait anyway.
+    """
+    watched.calm()
     assert "chrony" in installed(rack)
+    since = time.time()
     faults.inject(rack, "daemon", [NODE, word])
+    done = time.time()
     assert package in installed(rack)
     assert "chrony" not in installed(rack)
     assert hosts.execute(rack, NODE, "systemctl", "is-enabled", package) == "enabled"
+    moments = watched.until(
+        90,
+        **{
+            c: lambda h, c=c: h[NODE].event(c, since=since, severity="critical")
+            for c in ("time.daemon", "time.synchronised")
+        },
+    )
+    figure(
+        f"{package} installed, apt removes chrony: alarm time.daemon after", f"{moments['time.daemon'] - since:.0f} s"
+    )
+    assert max(moments.values()) - done <= RINGS_S
+    assert hosts.execute(rack, NODE, "sh", "-c", "steadyrack time gate >/dev/null; echo $?") == "1"
+    first, second = (play("playbooks/time.yml", "--limit", NODE) for _ in range(2))
+    assert first.rc == second.rc == 0, first.failures() or second.failures()
+    assert first.recap[NODE][0] > 0
+    assert second.recap[NODE][0] == 0
+    assert "chrony" in installed(rack)
+    state = hosts.execute(rack, NODE, "systemctl", "is-active", "chrony", package, check=False).split()
+    assert state[0] == "active"
+    assert state[1] != "active"

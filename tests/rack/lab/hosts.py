@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import ipaddress
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -95,10 +96,35 @@ def status(rack: Rack) -> list[dict[str, str]]:
     return rows
 
 
+_ENTERED: dict[str, tuple[int, str]] = {}
+"""container -> its init's process id and PID namespace."""
+_INSIDE = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8")
+
+
 def execute(rack: Rack, host: str, *words: str, check: bool = True, stdin: str | None = None) -> str:
-    """Run a command in a host's container, past SSH: for faults and for looking when SSH is the fault."""
-    flags = ["-i"] if stdin is not None else []
-    return podman("exec", *flags, rack.container(rack.host(host).name), *words, check=check, stdin=stdin)
+    """Run a command on a host, past SSH: for faults and for looking when SSH is the fault.
+
+    Its namespaces are entered directly: `podman exec` takes 0.4 s of a processor where this takes a hundredth, which
+    counts where every host is looked at every second. Where the host is off this is an error, or empty without `check`.
+    """
+    container = rack.container(rack.host(host).name)
+    pid, namespace = _ENTERED.get(container, (0, ""))
+    if not pid or _pid_namespace(pid) != namespace:
+        pid = states(rack)[host][1]
+        _ENTERED[container] = pid, _pid_namespace(pid)
+    if not pid:
+        if check:
+            raise RackError(f"{host} is not running", next_step="./rack status")
+        return ""
+    inside = ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "-C", "--", "env", "-i", *_INSIDE]
+    return run([*inside, *words], check=check, stdin=stdin, timeout_s=300).stdout.strip()
+
+
+def _pid_namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") if pid else ""
+    except OSError:
+        return ""
 
 
 def restart(rack: Rack, host: str) -> None:

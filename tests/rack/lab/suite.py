@@ -1,8 +1,7 @@
 """`./rack test`: every stage in turn, counted, with the time each took. A stage that fails does not hide the next one.
 
-Fast tier: lint, unit tests, molecule, the demo end to end on this Python; the same on another Python where one is
-found. `--all` adds what is slow. What a tier leaves out is printed. A skipped test fails the run unless its reason is
-in ALLOWED_SKIPS.
+Fast tier: lint, unit tests, molecule, the demo end to end. `--all` adds what is slow; some of that runs side by side.
+What a tier leaves out is printed. A skipped test fails the run unless its reason is in ALLOWED_SKIPS.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,9 +30,10 @@ ALLOWED_SKIPS = (
     r"no second Python \(3\.12 or newer\) on this machine",
     r"only on a machine with an NVIDIA GPU",
 )
-BY_NAME = ("time", "firewall")
-"""Stages that run with --only alone, until they have been seen to pass as a whole on one tree."""
-SLOW = ("vm", "nvidia-smi", "bench")
+LANES = (("interrupt", "time", "other-demo"), ("other", "firewall", "vm", "nvidia-smi"))
+"""Slow stages that run beside one another: the first lane spends its time in waiting for polls and alarms, and no two
+lanes share a rack. Within a lane one comes after the other."""
+SLOW = (*(name for lane in LANES for name in lane), "bench")
 """Stages of --all only."""
 
 
@@ -57,29 +59,46 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace) -> int:
     if args.list:
         for name, stage in STAGES.items():
-            where = "(--all) " if name in SLOW else "(--only) " if name in BY_NAME else ""
-            print(f"{name:12} {where}{(stage.__doc__ or '').splitlines()[0]}")
+            print(f"{name:12} {'(--all) ' if name in SLOW else ''}{(stage.__doc__ or '').splitlines()[0]}")
         return 0
     unknown = set(args.only or ()) - set(STAGES)
     if unknown:
         raise RackError(f"no stage is called {', '.join(sorted(unknown))}", "known: " + ", ".join(STAGES))
-    wanted = [
-        name
-        for name in STAGES
-        if (name in args.only if args.only else name not in BY_NAME and (args.all or name not in SLOW))
-    ]
+    wanted = [name for name in STAGES if (name in args.only if args.only else args.all or name not in SLOW)]
     setup.install(setup.missing_packages())
     setup.python(dev=True)
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
-    outcomes = [_run_stage(name) for name in wanted]
+    outcomes = _run_stages(wanted)
     if not args.keep:
         for rack in ("molecule", "demo", "vmtime"):
             hosts.down(load(rack))
     return _close(outcomes, [name for name in STAGES if name not in wanted])
 
 
-def _run_stage(name: str) -> Outcome:
+def _run_stages(wanted: list[str]) -> list[Outcome]:
+    """Each stage in turn; where those of a lane begin, all lanes at once until the last of them has ended."""
+    lanes = [[name for name in lane if name in wanted] for lane in LANES]
+    beside = [name for lane in lanes for name in lane]
+    outcomes: list[Outcome] = []
+    for name in wanted:
+        if name not in beside:
+            outcomes.append(_run_stage(name))
+        elif name == next(one for one in wanted if one in beside):
+            with ThreadPoolExecutor() as pool:
+                for done in pool.map(lambda lane: [_run_stage(one, prefix=one) for one in lane], lanes):
+                    outcomes += done
+    return outcomes
+
+
+_SETUP = threading.Lock()
+"""Lanes make the same environment once."""
+_PREFIX = threading.local()
+"""`.text`: what begins a line of the stage that this thread runs, where another prints beside it."""
+
+
+def _run_stage(name: str, prefix: str = "") -> Outcome:
+    _PREFIX.text = f"{prefix:10} | " if prefix else ""
     outcome, started = Outcome(name), time.monotonic()
     step(f"=== {name}")
     try:
@@ -118,8 +137,7 @@ def _close(outcomes: list[Outcome], left_out: list[str]) -> int:
         for reason in outcome.skipped:
             print(f"skipped in {outcome.name}: {reason}")
     if left_out:
-        hint = "" if set(left_out) - set(SLOW) else "  (./rack test --all)"
-        print(f"left out of this run: {', '.join(left_out)}{hint}")
+        print(f"left out of this run: {', '.join(left_out)}  (./rack test --all)")
     for outcome in outcomes:
         for problem in outcome.problems:
             print(f"\n--- {outcome.name}\n{problem}")
@@ -160,7 +178,7 @@ def shown(words: list[str | Path], log: str, env: dict[str, str] | None = None, 
     ):
         assert process.stdout is not None
         for line in process.stdout:
-            print(line, end="", flush=True)
+            print(getattr(_PREFIX, "text", "") + line, end="", flush=True)
             handle.write(line)
             lines.append(line)
     return process.returncode, "".join(lines)
@@ -254,21 +272,38 @@ def demo(outcome: Outcome) -> None:
 
 
 def other(outcome: Outcome) -> None:
-    """Unit tests and a no-change site.yml on another Python (3.12 or newer, the newest ansible-core).
+    """Unit tests of the controller's side on another Python (3.12 or newer, the newest ansible-core).
 
-    Of the unit tests those of the controller's side: what runs on a node runs on Debian 13's Python 3.13 in the demo,
-    the checks in the no-change run, and the rack's own tool is tried where it stands.
+    What runs on a node runs on Debian 13's Python 3.13 in the demo, and the rack's own tool is tried where it stands.
     """
+    if venv := _other_python(outcome):
+        own = [f"tests/unit/{name}" for name in ("filter_plugins", "library", "lookup_plugins", "playbooks", "roles")]
+        _pytest(outcome, "other", ["-n", "2", *own, "tests/unit/module_utils_report"], venv, each=False)
+
+
+def other_demo(outcome: Outcome) -> None:
+    """A no-change site.yml on the demo rack, with the same other Python and ansible-core."""
+    if venv := _other_python(outcome):
+        hosts.up(load("demo"))
+        _pytest(outcome, "other-demo", ["tests/demo/test_unchanged.py"], venv)
+
+
+def _other_python(outcome: Outcome) -> Path | None:
+    """An environment of the newest other Python this machine has; without one the stage is skipped, with the reason."""
     interpreter = next((p for v in ("3.13", "3.12", "3.14") if (p := _interpreter(v))), None)
     if interpreter is None:
         outcome.skipped.append("no second Python (3.12 or newer) on this machine")
-        return
+        return None
     venv = STATE / f"venv-{interpreter.name}"
-    setup.python(dev=True, venv=venv, interpreter=str(interpreter))
-    own = [f"tests/unit/{name}" for name in ("filter_plugins", "library", "lookup_plugins", "playbooks", "roles")]
-    _pytest(outcome, "other-unit", ["-n", "2", *own, "tests/unit/module_utils_report"], venv, each=False)
+    with _SETUP:
+        setup.python(dev=True, venv=venv, interpreter=str(interpreter))
+    return venv
+
+
+def interrupt(outcome: Outcome) -> None:
+    """Killed at a bad moment, `./rack up` and site.yml alike: the next run goes on from what is there."""
     hosts.up(load("demo"))
-    _pytest(outcome, "other-demo", ["tests/demo/test_unchanged.py"], venv)
+    _pytest(outcome, "interrupt", ["tests/interrupt"])
 
 
 def scenarios(outcome: Outcome) -> None:
@@ -315,8 +350,10 @@ STAGES: dict[str, Callable[[Outcome], None]] = {
     "unit": unit,
     "molecule": molecule,
     "demo": demo,
-    "other": other,
+    "interrupt": interrupt,
     "time": scenarios,
+    "other-demo": other_demo,
+    "other": other,
     "firewall": firewall,
     "vm": vm,
     "nvidia-smi": nvidia_smi,
