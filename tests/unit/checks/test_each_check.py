@@ -701,6 +701,36 @@ CASES = [
         "changed on disk",
     ),
     Case(
+        "watch-masked-by-hand-and-not-read-yet",
+        "gpu-a1",
+        unit(
+            "steadyrack-time-watch.service", Shadow="/etc/systemd/system/steadyrack-time-watch.service",
+            ShadowMasks="yes", Wanted="yes",
+        ),
+        {"agent.units": "fail"},
+        "masked on disk by /etc/systemd/system/steadyrack-time-watch.service",
+    ),
+    Case(
+        "boot-unit-replaced-and-not-read-yet",
+        "gpu-a1",
+        unit("steadyrack-gpu.service", Shadow="/etc/systemd/system/steadyrack-gpu.service", ShadowMasks="no"),
+        {"agent.units": "fail"},
+        "replaced on disk",
+    ),
+    Case(
+        "verify-masked-and-not-read-yet",
+        "gpu-a1",
+        unit("steadyrack-gpu-verify.service", Shadow="/run/systemd/system/x", ShadowMasks="yes"),
+        {"agent.units": "fail"},
+    ),
+    Case(
+        "timer-unlinked-and-not-read-yet",
+        "gpu-a1",
+        unit("steadyrack-gpu.timer", Wanted="no"),
+        {"agent.units": "fail"},
+        "no target has a link",
+    ),
+    Case(
         "watch-stopped",
         "relay-a1",
         unit("steadyrack-time-watch.service", ActiveState="failed", SubState="failed", Result="watchdog"),

@@ -94,6 +94,33 @@ def test_c79_three_words_for_a_unit(unit: dict[str, str], state: str) -> None:
     assert systemd.state(unit) == state
 
 
+@pytest.mark.parametrize("put", ["link to nothing", "empty file", "another file", "alias", "nothing"])
+def test_a_unit_file_that_systemd_has_not_read_yet_is_told(
+    tool: Callable[[str, str], None], tmp_path: Path, put: str
+) -> None:
+    """A link made by hand leaves LoadState, UnitFileState and NeedDaemonReload as they were."""
+    ours, over = tmp_path / "usr/lib/systemd/system/a.service", tmp_path / "etc/systemd/system/a.service"
+    link = over.parent / "multi-user.target.wants/a.service"
+    for path in (ours, over, link):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    ours.write_text("[Service]\n")
+    link.symlink_to(ours)
+    if put in ("link to nothing", "alias"):
+        over.symlink_to("/dev/null" if put == "link to nothing" else ours)
+    elif put != "nothing":
+        over.write_text("" if put == "empty file" else "[Service]\nUser=x\n")
+    says = ["Id=a.service", "LoadState=loaded", "UnitFileState=enabled", "ActiveState=active", "NeedDaemonReload=no"]
+    tool("systemctl", "printf '" + "\\n".join([*says, "FragmentPath=/usr/lib/systemd/system/a.service"]) + "\\n'")
+    unit = reader.units(["a.service"], str(tmp_path))["a.service"]
+    same = put in ("alias", "nothing")
+    assert unit.get("Shadow") == (None if same else "/etc/systemd/system/a.service")
+    assert systemd.read_anew(unit) is same
+    assert systemd.masked(unit) is (put in ("link to nothing", "empty file"))
+    assert systemd.enabled(unit) is (put in ("another file", "alias", "nothing"))
+    link.unlink()
+    assert not systemd.enabled(reader.units(["a.service"], str(tmp_path))["a.service"])
+
+
 # --- files, processes, sockets -------------------------------------------------------------------
 
 
