@@ -195,25 +195,30 @@ def packages(names: list[str]) -> Record:
 
 
 def files(root: str, pattern: str, content: bool) -> Record:
-    """Every file that the glob matches: {path: {mode, uid, mtime, sha256[, content]} or {error}}."""
+    """Every file that the glob matches: {path: {mode, uid, mtime, sha256[, content]} or {error}}, with `link` where
+    the path itself is a symbolic link. A directory is told of only where it is one."""
     found: Record = {}
     for path in sorted(glob.glob(os.path.join(root, pattern.lstrip("/")))):
         name = "/" + os.path.relpath(path, root)
+        record: Record = {}
         try:
+            if os.path.islink(path):
+                found[name] = record
+                record["link"] = os.readlink(path)
             status = os.stat(path)
             if os.path.isdir(path):
                 continue
             with open(path, "rb") as stream:
                 data = stream.read()
         except OSError as error:
-            found[name] = {"error": error.strerror}
+            found[name] = {**record, "error": error.strerror}
             continue
-        record: Record = {
-            "mode": f"{status.st_mode & 0o7777:04o}",
-            "uid": status.st_uid,
-            "mtime": status.st_mtime,
-            "sha256": hashlib.sha256(data).hexdigest(),
-        }
+        record.update(
+            mode=f"{status.st_mode & 0o7777:04o}",
+            uid=status.st_uid,
+            mtime=status.st_mtime,
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
         if content:
             record["content"] = data[:CONTENT_LIMIT].decode("utf-8", "replace")
         found[name] = record

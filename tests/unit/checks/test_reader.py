@@ -137,6 +137,22 @@ def test_files_have_digest_mode_and_content_and_unreadable_ones_an_error(tmp_pat
     assert found["/etc/one.conf"]["sha256"] == "87428fc522803d31065e7bce3cf03fe475096631e5e07bbd7a0fde60c4cf25c7"
 
 
+def test_links_are_told_and_a_directory_only_where_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/a.sources").write_text("a\n")
+    (tmp_path / "here").symlink_to("there")
+    (tmp_path / "there/b.sources").symlink_to("a.sources")
+    (tmp_path / "there/c.sources").symlink_to("gone")
+    assert reader.files(str(tmp_path), "/there", False) == {}
+    assert reader.files(str(tmp_path), "/here", False) == {"/here": {"link": "there"}}
+    found = reader.files(str(tmp_path), "/here/*.sources", False)
+    assert {name: one.get("link") for name, one in found.items()} == {
+        "/here/a.sources": None, "/here/b.sources": "a.sources", "/here/c.sources": "gone",
+    }  # fmt: skip
+    assert found["/here/b.sources"]["sha256"] == found["/here/a.sources"]["sha256"]
+    assert found["/here/c.sources"]["error"]
+
+
 def test_a_process_is_found_by_name_with_its_command_line_and_start() -> None:
     sleeper = subprocess.Popen(["sleep", "30"])
     try:
