@@ -23,6 +23,9 @@ from .run import run
 TRIAL_DIRECTORY = "/run/steadyrack/firewall"
 ROLLBACK_UNIT = "steadyrack-firewall-rollback"
 SYSTEMD_TIMEOUT_S = 30.0
+# A rollback may take this long after its timer has run out (nft's own deadline, with room), seconds. A marker that is
+# older belongs to no trial: something was killed, and what is loaded is judged like anything else.
+OVERDUE_S = 30.0
 _ROLLBACK = 'nft -f "$1" || nft delete table "$3" "$4"; rm -f "$2"'
 
 
@@ -37,6 +40,18 @@ def previous_path(directory: str) -> str:
 def pending(directory: str = TRIAL_DIRECTORY) -> dict[str, Any] | None:
     """The trial that nobody has confirmed yet, None when there is none."""
     return load_json(marker_path(directory))
+
+
+def running(directory: str = TRIAL_DIRECTORY) -> dict[str, Any] | None:
+    """The trial whose time is not over yet; None for a marker that was left behind, or that cannot be read."""
+    try:
+        trial = pending(directory)
+    except SteadyrackError:
+        return None
+    since, timeout = (None if trial is None else trial.get(key) for key in ("armed_at", "timeout_s"))
+    if not isinstance(since, (int, float)) or not isinstance(timeout, (int, float)):
+        return None
+    return trial if 0 <= time.monotonic() - since <= timeout + OVERDUE_S else None
 
 
 def start(
@@ -59,7 +74,10 @@ def start(
     disarm(runner)  # an older trial's clock must not run out under this one
     if pending(directory) is None or read_bytes(previous_path(directory)) is None:
         _keep_previous(table, directory, runner)
-    atomic_write(marker_path(directory), dump_json({"version": 1, "connection": connection, "target": target}), 0o600)
+    # The clock that systemd's timers run by: it never steps.
+    times = {"armed_at": round(time.monotonic(), 3), "timeout_s": timeout_s}
+    marker = {"version": 1, "connection": connection, "target": target, **times}
+    atomic_write(marker_path(directory), dump_json(marker), 0o600)
     arm(table, timeout_s, directory, runner)
     try:
         nft.load(table, text, runner)

@@ -6,6 +6,7 @@ from typing import Any
 
 import nft_table
 import pytest
+from ansible.module_utils.steadyrack import nft_trial
 from fake_nft import FakeNft, read
 from fake_node import FakeNode, run_module
 
@@ -84,6 +85,16 @@ def test_trial_then_confirmation_then_nothing(node: FakeNode, nft: FakeNft, call
     again = call()
     assert (again["changed"], again["trial_needed"], again["actions"], again["diff"]) == (False, False, [], [])
     assert [one for one in node.deeds() if not one.startswith(("nft --stateless list", "nft -j list"))] == []
+
+
+def test_a_trial_is_known_while_it_runs_and_no_longer(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    """The node's checks do not take new rules on trial for somebody's edit."""
+    assert nft_trial.running(str(node.root / "run")) is None
+    call("trial", by="c1", confirm_timeout_s=90)
+    trial = nft_trial.running(str(node.root / "run")) or {}
+    assert (trial["target"], trial["timeout_s"]) == (LISTED, 90)
+    call("confirm", by="c2")
+    assert nft_trial.running(str(node.root / "run")) is None
 
 
 def test_without_a_confirmation_the_old_rules_are_back(node: FakeNode, nft: FakeNft, call: Any) -> None:
