@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -252,7 +253,7 @@ def test_a_call_that_hangs_ends_the_reading_of_gpus_and_is_named(
 
 def test_the_command_line_survives_a_shell_and_sudo_and_carries_the_request() -> None:
     request = {"commands": {"it's": {"argv": ["echo", 'a "quoted" $HOME {{ word }}']}}}
-    line = f"{sys.executable} -I -c {nodes.reader_argument(request)}"
+    line = f"{shlex.quote(sys.executable)} -I -c {nodes.reader_argument(request)}"
     done = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True, timeout=30)
     assert json.loads(done.stdout)["commands"]["it's"]["out"] == 'a "quoted" $HOME {{ word }}\n'
     assert len(line) < 32768, "a command line of 128 KiB is refused by the kernel"
