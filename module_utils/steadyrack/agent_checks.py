@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Callable, Dict
 
-from . import verdict
+from . import units, verdict
 from .errors import DeadlineError, SteadyrackError
 from .files import load_json
 from .run import Completed, run
@@ -45,19 +45,22 @@ def checks(root: str = "/", runner: Callable[..., Completed] = run) -> list[Row]
         booted = runner(["systemctl", "show", "--property=UserspaceTimestampMonotonic"])
     except DeadlineError as error:
         return [_row(names[0] if names else WATCH_UNIT, verdict.UNKNOWN, "unknown", error.sentence())]
-    units = parse_show(shown.out)
-    if shown.rc != 0 or not units:
+    found = parse_show(shown.out)
+    if shown.rc != 0 or not found:
         reason = "systemd does not answer: " + shown.said
         return [_row(names[0] if names else WATCH_UNIT, verdict.UNKNOWN, "unknown", reason)]
-    rows = [watch_row(units.get(WATCH_UNIT, {}))]
+    for name, unit in found.items():
+        if units.masked_on_disk(name, root):
+            unit.update(LoadState="masked")  # made by hand, and not known to systemd yet
+    rows = [watch_row(found.get(WATCH_UNIT, {}))]
     if not gpus:
         return rows
     boot_time = boot_time_s(booted.out)
     installed = _modified(os.path.join(root, UNIT_DIRECTORY, BOOT_UNIT))
     return [
-        boot_row(units.get(BOOT_UNIT, {}), boot_time, installed),
-        timer_row(units.get(TIMER, {})),
-        verify_row(units.get(VERIFY_UNIT, {})),
+        boot_row(found.get(BOOT_UNIT, {}), boot_time, installed),
+        timer_row(found.get(TIMER, {})),
+        verify_row(found.get(VERIFY_UNIT, {})),
         *rows,
     ]
 
@@ -120,8 +123,9 @@ def watch_row(unit: dict[str, str]) -> Row:
 
 def verify_row(unit: dict[str, str]) -> Row:
     """The timer's last look; a failure there is about the GPUs, whose own rows say what."""
-    if _not_there(unit):
-        return _row(VERIFY_UNIT, verdict.FAIL, "missing", "the timer has nothing to start")
+    trouble = _not_there(unit)
+    if trouble:
+        return _row(VERIFY_UNIT, verdict.FAIL, trouble, f"it is {trouble}: the timer has nothing to start")
     if unit.get("ActiveState") == "failed":
         return _row(VERIFY_UNIT, verdict.FAIL, "failed", "its last run failed ({})".format(unit.get("Result")))
     return _row(VERIFY_UNIT, verdict.PASS, unit.get("ActiveState") or "inactive", None)

@@ -224,7 +224,10 @@ class Hooks:
 
     @staticmethod
     def _kill(process: subprocess.Popen[bytes]) -> None:
-        """The hook and its children. One that hangs in the kernel is left behind, never waited for."""
+        """The hook and its process group; who has left that ends with our unit.
+
+        One that hangs in the kernel is left behind, never waited for.
+        """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):

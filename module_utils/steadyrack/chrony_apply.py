@@ -68,6 +68,8 @@ def apply(
     rivals = [str(name) for name in values.get("rivals") or []]
     version = installed_version(runner)
     refuse_link(paths.sourcedir)
+    for folder in (paths.logdir, os.path.dirname(paths.driftfile), paths.dumpdir):
+        refuse_no_directory(folder, paths.group)
     before = _text(paths.conf)
     params = wishes(config, paths, version, rivals, before)
     old_sources = _text(f"{paths.sourcedir}/steadyrack.sources")
@@ -102,6 +104,21 @@ def refuse_link(path: str) -> None:
         raise StateFileError(
             path, seen, "a directory or nothing", f"rm {path}, then run this again; nothing was changed"
         )
+
+
+def refuse_no_directory(path: str, owner: str) -> None:
+    """chronyd does not start where something else stands in the place of a directory that it writes to, and systemd's
+    words (``Failed to set up mount namespacing``) do not say so."""
+    if os.path.isdir(path) or not os.path.lexists(path):
+        return  # not there: the package, systemd or chronyd itself makes it
+    seen = "a file" if os.path.isfile(path) else "no directory"
+    if os.path.islink(path):
+        seen = f"a link to {os.readlink(path)}, which is {seen if os.path.exists(path) else 'not there'}"
+    away = f"mv {path} {path}.away && install -d -o {owner} -g {owner} -m 0750 {path}"
+    raise StateFileError(
+        path, seen, f"a directory owned by {owner}: chronyd would not start",
+        f"{away}, then run this again; nothing was changed",
+    )  # fmt: skip
 
 
 def clock_before_installing(values: Mapping[str, Any], paths: Paths, result: dict[str, Any]) -> list[str]:

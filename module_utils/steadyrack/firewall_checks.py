@@ -12,7 +12,7 @@ import os
 import socket
 from typing import Any, Callable, NamedTuple
 
-from . import nft, verdict
+from . import nft, nft_trial, verdict
 from .errors import StateFileError, SteadyrackError
 from .files import load_json, read_bytes
 from .nft import Table
@@ -100,6 +100,10 @@ def judge(
     if live is None:
         reason = "the table is not loaded: any host may be asked for the time, and may ask"
         return _row(subject, verdict.FAIL, "missing", reason, f"systemctl restart steadyrack-firewall, or {AGAIN}")
+    trial = nft_trial.running(os.path.join(root, nft_trial.TRIAL_DIRECTORY.lstrip("/")))
+    if trial is not None and live == trial.get("target"):
+        reason = f"a trial of new rules runs: confirmed within {trial['timeout_s']} s, or the old ones come back"
+        return _row(subject, verdict.NOT_JUDGED, "on_trial", reason, None)
     text = read_bytes(os.path.join(root, policy.rules.lstrip("/")))
     if text is None:
         reason = f"{policy.rules} is not there: the table would not come back at boot"

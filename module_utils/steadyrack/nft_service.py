@@ -78,7 +78,10 @@ def carry_out(wish: Wish, check_mode: bool, connection: str | None, runner: Runn
         )
         return result
     if step == CONFIRM:
-        nft_trial.confirm(wish.table, connection, wish.trial_directory, runner)
+        nft_trial.confirm(
+            wish.table, wish.rules, wish.path, wish.confirm_timeout_s, connection,
+            directory=wish.trial_directory, runner=runner,
+        )  # fmt: skip
         _tell(result, [f"keep table {wish.table}"], [])
     elif _differs(wish, result, check_mode, runner):
         return result  # the caller's turn; nothing has been changed

@@ -23,7 +23,15 @@ from .run import run
 TRIAL_DIRECTORY = "/run/steadyrack/firewall"
 ROLLBACK_UNIT = "steadyrack-firewall-rollback"
 SYSTEMD_TIMEOUT_S = 30.0
-_ROLLBACK = 'nft -f "$1" || nft delete table "$3" "$4"; rm -f "$2"'
+# A rollback may take this long after its timer has run out (nft's own deadline, with room), seconds. A marker that is
+# older belongs to no trial: something was killed, and what is loaded is judged like anything else.
+OVERDUE_S = 30.0
+# The marker goes last: whoever waits for the rollback looks at it. What could not be loaded is left to be looked at.
+_ROLLBACK = (
+    'if nft -f "$1"; then rm -f "$1"; echo "not confirmed: the rules of before are loaded again"; '
+    'else nft delete table "$3" "$4"; echo "not confirmed, and the rules of before do not load: no table"; fi; '
+    'rm -f "$2"'
+)
 
 
 def marker_path(directory: str) -> str:
@@ -37,6 +45,18 @@ def previous_path(directory: str) -> str:
 def pending(directory: str = TRIAL_DIRECTORY) -> dict[str, Any] | None:
     """The trial that nobody has confirmed yet, None when there is none."""
     return load_json(marker_path(directory))
+
+
+def running(directory: str = TRIAL_DIRECTORY) -> dict[str, Any] | None:
+    """The trial whose time is not over yet; None for a marker that was left behind, or that cannot be read."""
+    try:
+        trial = pending(directory)
+    except SteadyrackError:
+        return None
+    since, timeout = (None if trial is None else trial.get(key) for key in ("armed_at", "timeout_s"))
+    if not isinstance(since, (int, float)) or not isinstance(timeout, (int, float)):
+        return None
+    return trial if 0 <= time.monotonic() - since <= timeout + OVERDUE_S else None
 
 
 def start(
@@ -59,7 +79,10 @@ def start(
     disarm(runner)  # an older trial's clock must not run out under this one
     if pending(directory) is None or read_bytes(previous_path(directory)) is None:
         _keep_previous(table, directory, runner)
-    atomic_write(marker_path(directory), dump_json({"version": 1, "connection": connection, "target": target}), 0o600)
+    # The clock that systemd's timers run by: it never steps.
+    times = {"armed_at": round(time.monotonic(), 3), "timeout_s": timeout_s}
+    marker = {"version": 1, "connection": connection, "target": target, **times}
+    atomic_write(marker_path(directory), dump_json(marker), 0o600)
     arm(table, timeout_s, directory, runner)
     try:
         nft.load(table, text, runner)
@@ -120,26 +143,68 @@ def roll_back(table: Table, directory: str = TRIAL_DIRECTORY, runner: Runner = r
         forget(directory)
 
 
-def confirm(table: Table, connection: str | None, directory: str = TRIAL_DIRECTORY, runner: Runner = run) -> None:
-    """Keep the rules on trial, if they are still there and this came by another connection than they did."""
+def confirm(
+    table: Table,
+    text: str,
+    kept: str,
+    timeout_s: int,
+    connection: str | None,
+    *,
+    directory: str = TRIAL_DIRECTORY,
+    runner: Runner = run,
+) -> None:
+    """Keep the rules on trial, if they are still there and this came by another connection than they did.
+
+    ``text``: those rules. ``kept``: the file from which the table comes back at boot, still the old one.
+    """
     trial = pending(directory)
     if trial is None:
-        raise NotAppliedError(
-            f"table {table}", "the rules on trial are gone: taken back, for no confirmation came in time",
-            "rules that can be confirmed over a new connection",
-            "correct rack_firewall_extra_rules or raise rack_firewall_confirm_timeout_s; the old rules hold",
-        )  # fmt: skip
+        raise _ran_out(table, text, kept, timeout_s, runner)
     if connection is not None and connection == trial.get("connection"):
         raise NotAppliedError(
             f"table {table}", f"a confirmation over the connection that loaded them ({connection})",
             "a new connection", "an open connection outlives rules that cut SSH; reset it first",
         )  # fmt: skip
     disarm(runner)
-    if pending(directory) is None or nft.live(table, runner) != trial.get("target"):
+    if pending(directory) is None:  # the timer was faster
+        raise _ran_out(table, text, kept, timeout_s, runner)
+    if nft.live(table, runner) != trial.get("target"):
         raise NotAppliedError(
             f"table {table}", "other rules than those on trial", "the rules on trial",
             "who else changes this table? run the play again",
         )  # fmt: skip
+
+
+def _ran_out(table: Table, text: str, kept: str, timeout_s: int, runner: Runner) -> NotAppliedError:
+    """Nobody confirmed in time: what happened, and what is loaded now, as read back from the kernel."""
+    live, before = nft.live(table, runner), read_bytes(kept)
+    advice = "correct rack_firewall_extra_rules or raise rack_firewall_confirm_timeout_s, then run this again"
+    look = f"nft list table {table}; journalctl -u {ROLLBACK_UNIT}; run the play again"
+    if before is None:
+        back = "no table is loaded, as before any confirmed rules" if live is None else None
+    else:
+        same = live is not None and live == _would_load(table, before.decode("utf-8", "replace"), runner)
+        back = f"the old rules are back (read back: those of {kept})" if same else None
+    if back is None:
+        advice = look
+        if live is None:
+            back = f"the old rules of {kept} are not back: no table is loaded"
+        elif live == _would_load(table, text, runner):
+            back = "the new rules are live all the same, and no trial of them runs"
+        else:
+            back = f"other rules than the new ones and those of {kept} are live, such as an edit of before the trial"
+    return NotAppliedError(
+        f"table {table}", f"new rules were loaded and not confirmed within {timeout_s} s; {back}",
+        "rules that are confirmed over a new connection", advice,
+    )  # fmt: skip
+
+
+def _would_load(table: Table, text: str, runner: Runner) -> str | None:
+    """The table that a text makes, None for one that nft refuses."""
+    try:
+        return nft.wanted(table, text, runner)
+    except InputError:
+        return None
 
 
 def forget(directory: str = TRIAL_DIRECTORY) -> None:

@@ -33,9 +33,6 @@ from .run import Completed, run
 
 # systemd and nft are asked every so many looks: what they tell does not change by itself.
 SLOW_LOOKS = 2
-# The firewall's rules take three calls of nft. Two bad looks of every third are within a minute still, and a trial of
-# new rules, which lasts seconds, is met by one of them at most.
-FIREWALL_LOOKS = 3
 # With an alarm standing the state file is kept fresh, for the ages in it, seconds.
 SAVE_S = 600.0
 # Texts in an event are no longer than this, characters.
@@ -103,8 +100,6 @@ class Watch:
         at = self._wall()
         slow = self._looks % SLOW_LOOKS == 0
         policy, clock, rows = self._rows(at, slow)
-        if self._looks % FIREWALL_LOOKS == 0:
-            rows += self._firewall_rows()
         self._looks += 1
         events = [self._dressed(event) for event in self._alarms.update(rows, self._monotonic(), at)]
         for event in events:

@@ -8,6 +8,7 @@ keeps it from starting is a case of its own: systemd reports the start as done, 
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from typing import Callable, NamedTuple, Sequence
@@ -28,6 +29,8 @@ NAME_FORM = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}")
 # UnitFileState words for which there is nothing left to enable: by its own links, by another unit, or never.
 ENABLED_WORDS = ("enabled", "static", "alias", "indirect", "generated", "transient")
 MASKED_WORDS = ("masked", "masked-runtime")
+# Where a unit is masked, the first that has its name counts (systemd.unit(5)).
+MASK_FOLDERS = ("/etc/systemd/system", "/run/systemd/system")
 # How often a unit that is on its way is looked at, seconds.
 LOOK_S = 0.2
 # Type=simple counts as started before its program has done anything: it must still run this much later, seconds.
@@ -86,6 +89,19 @@ def full_name(name: str) -> str:
     return name if name.endswith(SUFFIXES) else name + ".service"
 
 
+def masked_on_disk(name: str, root: str = "/") -> bool:
+    """Whether a unit's file says that it is masked: a link to nothing, or an empty file.
+
+    Made by hand, without a daemon-reload, systemd takes no notice of it until the next boot: what ``systemctl show``
+    tells is what PID 1 remembers, NeedDaemonReload included.
+    """
+    for folder in MASK_FOLDERS:
+        path = os.path.join(root, folder.lstrip("/"), name)
+        if os.path.lexists(path):
+            return os.path.realpath(path) == os.devnull or (os.path.isfile(path) and os.path.getsize(path) == 0)
+    return False
+
+
 def show_units(names: Sequence[str], runner: Runner = run) -> dict[str, UnitState]:
     """Every named unit in one call; a unit that does not exist is an answer, not an error."""
     if not names:
@@ -123,7 +139,7 @@ def _state(name: str, properties: dict[str, str]) -> UnitState:
         load=value("LoadState"),
         active=value("ActiveState"),
         sub=value("SubState"),
-        file_state=value("UnitFileState"),
+        file_state="masked" if masked_on_disk(value("Id") or name) else value("UnitFileState"),
         type=value("Type"),
         remains=value("RemainAfterExit") == "yes",
         # ConditionResult is also "no" before the first start; only a timestamp says that it was asked.

@@ -8,13 +8,12 @@ longest matching network. The real daemon is tried in the demo rack.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from fake_node import FakeNode
 
-CHRONYC = """#!{python} -IS
+CHRONYC = """\
 import glob, ipaddress, json, sys, time
 STATE, UNITS, LOG, CONF, SOURCES = {state!r}, {units!r}, {log!r}, {conf!r}, {sources!r}
 args = sys.argv[1:]
@@ -119,13 +118,9 @@ class FakeChronyd:
             starts=0, sources=[], allow=[], world=False, local=None, steps=True, refused={}, returning=[], deaf=[],
             restless=[], addresses={}, tracking=LOST,
         )  # fmt: skip
-        node.program(
-            "chronyc",
-            CHRONYC.format(
-                python=sys.executable, state=str(self.path), units=str(node.state), log=str(node.log),
-                conf=str(conf), sources=str(sourcedir / "*.sources"),
-            ),
-        )  # fmt: skip
+        words = {"state": self.path, "units": node.state, "log": node.log, "conf": conf}
+        words["sources"] = sourcedir / "*.sources"
+        node.python_program("chronyc", CHRONYC.format(**{name: str(path) for name, path in words.items()}), "-IS")
 
     @property
     def state(self) -> dict[str, Any]:

@@ -7,14 +7,14 @@ decide (load, try, confirm, go back) does not depend on what stands in the rules
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from fake_node import FakeNode
 
-NFT = """#!{python}
+NFT = """\
 import json, os, re, sys
 args = sys.argv[1:]
 scratch = os.environ.get("FAKE_SCRATCH")
@@ -78,11 +78,12 @@ class FakeNft:
         self.state = node.root / "nft.json"
         self.broken = node.root / "nft.broken"
         self.timer = node.root / "timer"
-        words = {"python": sys.executable, "state": str(self.state), "log": str(node.log), "broken": str(self.broken)}
-        node.program("nft", NFT.format(**words))
-        node.program("unshare", UNSHARE.format(folder=node.root))
-        note = f'printf "[\\"systemd-run\\"]\\n" >> {node.log}'
-        node.program("systemd-run", f'#!/bin/sh\n{note}\nprintf "%s\\n" "$@" > {self.timer}\n')
+        words = {"state": str(self.state), "log": str(node.log), "broken": str(self.broken)}
+        node.python_program("nft", NFT.format(**words))
+        node.program("unshare", UNSHARE.format(folder=shlex.quote(str(node.root))))
+        note = f'printf "[\\"systemd-run\\"]\\n" >> {shlex.quote(str(node.log))}'
+        timer = shlex.quote(str(self.timer))
+        node.program("systemd-run", f'#!/bin/sh\n{note}\nprintf "%s\\n" "$@" > {timer}\n')
 
     @property
     def table(self) -> dict[str, Any] | None:

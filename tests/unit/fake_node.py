@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-SYSTEMCTL = """#!{python} -IS
+SYSTEMCTL = """\
 import json, sys
 state_file, log_file = {state!r}, {log!r}
 args = sys.argv[1:]
@@ -93,8 +94,7 @@ class FakeNode:
         self.state = root / "units.json"
         self.log = root / "calls"
         self.set_units({})
-        script = SYSTEMCTL.format(python=sys.executable, state=str(self.state), log=str(self.log))
-        self.program("systemctl", script)
+        self.python_program("systemctl", SYSTEMCTL.format(state=str(self.state), log=str(self.log)), "-IS")
         self.installed()
 
     def program(self, name: str, text: str) -> None:
@@ -103,12 +103,19 @@ class FakeNode:
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
+    def python_program(self, name: str, source: str, *flags: str) -> None:
+        """The same, in Python. Not by a line of #!, which ends a path at its first blank: a checkout may have one."""
+        text = self.bin / f"{name}.py"
+        text.write_text(source)
+        self.program(name, f'#!/bin/sh\nexec {shlex.join([sys.executable, *flags, str(text)])} "$@"\n')
+
     def answers(self, name: str, out: str = "", rc: int = 0, err: str = "") -> None:
         """An executable that notes its call and says one thing."""
         (self.bin / f"{name}.out").write_text(out)
         (self.bin / f"{name}.err").write_text(err)
-        note = f'printf "[\\"{name} %s\\"]\\n" "$*" >> {self.log}'
-        body = f"cat {self.bin}/{name}.out; cat {self.bin}/{name}.err >&2; exit {rc}"
+        note = f'printf "[\\"{name} %s\\"]\\n" "$*" >> {shlex.quote(str(self.log))}'
+        folder = shlex.quote(str(self.bin))
+        body = f"cat {folder}/{name}.out; cat {folder}/{name}.err >&2; exit {rc}"
         self.program(name, f"#!/bin/sh\n{note}\n{body}\n")
 
     def installed(self, **packages: str) -> None:

@@ -31,6 +31,7 @@ CONNECT_S = 3.0  # within a rack a connection takes a millisecond
 COMMAND_S = 10.0  # a command that answers at all does so well within this
 NVML_SILENCE_S = 15.0  # first contact with one A100 without persistence takes a few seconds
 CONTENT_LIMIT = 65536  # bytes of a file that are handed over
+WANTED_BY = ("wants", "requires", "upholds")
 NVIDIA, DISPLAY_CLASS = 0x10DE, 0x03
 
 UNIT_PROPERTIES = (
@@ -45,6 +46,17 @@ UNIT_PROPERTIES = (
     "MainPID",
     "ExecStart",
     "NeedDaemonReload",
+    "FragmentPath",
+)
+# Where systemd looks for a unit's file, the first one wins (systemd.unit(5)).
+UNIT_FOLDERS = (
+    "run/systemd/transient",
+    "etc/systemd/system",
+    "run/systemd/system",
+    "run/systemd/generator",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
 )
 
 
@@ -57,7 +69,7 @@ def read(request: Record, root: str = "/") -> Record:
         label: run(wish["argv"], wish.get("timeout_s", COMMAND_S))
         for label, wish in request.get("commands", {}).items()
     }
-    evidence["units"] = units(request.get("units", []))
+    evidence["units"] = units(request.get("units", []), root)
     evidence["packages"] = packages(request.get("packages", []))
     evidence["files"] = {
         pattern: files(root, pattern, wish.get("content", False)) for pattern, wish in request.get("files", {}).items()
@@ -121,9 +133,9 @@ def run(argv: list[str], timeout_s: float = COMMAND_S) -> Record:
 # --- systemd and dpkg ----------------------------------------------------------------------------
 
 
-def units(names: list[str]) -> Record:
-    """systemd's properties of each unit. `show` answers for unknown units too (LoadState=not-found), on every
-    release with exit status 0; is-active and is-enabled changed theirs from 3 to 4."""
+def units(names: list[str], root: str = "/") -> Record:
+    """systemd's properties of each unit, and what of its files says otherwise. `show` answers for unknown units too
+    (LoadState=not-found), on every release with exit status 0; is-active and is-enabled changed theirs from 3 to 4."""
     if not names:
         return {}
     done = run(["systemctl", "show", "--no-pager", "--property=" + ",".join(UNIT_PROPERTIES), "--", *list(names)])
@@ -131,10 +143,34 @@ def units(names: list[str]) -> Record:
     if done["error"] or done["rc"] != 0 or len(blocks) != len(names):
         why = done["error"] or done["err"].strip() or f"{len(names)} units asked for, {len(blocks)} told"
         return {name: {"error": "systemctl show: " + why} for name in names}
-    return {
+    found = {
         name: dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         for name, block in zip(names, blocks)  # noqa: B905 (strict is not in 3.8; the lengths were compared)
     }
+    return {name: {**unit, **_on_disk(root, unit)} for name, unit in found.items()}
+
+
+def _on_disk(root: str, unit: dict[str, str]) -> dict[str, str]:
+    """What the manager has not read yet and will at the next boot: it remembers the state of a unit's file, and a link
+    made by hand in a folder that goes before does not even set NeedDaemonReload.
+
+    `Shadow`: another file than the one that is loaded comes first; `ShadowMasks`: it leads to nothing, or is empty.
+    `Wanted`: whether any target has a link to a unit that counts as enabled.
+    """
+    name, fragment = unit.get("Id", ""), unit.get("FragmentPath", "")
+    if not name or not fragment:
+        return {}
+    told: dict[str, str] = {}
+    places = [os.path.join(root, folder, name) for folder in UNIT_FOLDERS]
+    first = next((place for place in places if os.path.lexists(place)), None)
+    if first and os.path.realpath(first) != os.path.realpath(os.path.join(root, fragment.lstrip("/"))):
+        told["Shadow"] = "/" + os.path.relpath(first, root)
+        masks = os.path.realpath(first) == os.devnull or (os.path.isfile(first) and os.path.getsize(first) == 0)
+        told["ShadowMasks"] = "yes" if masks else "no"
+    if unit.get("UnitFileState") in ("enabled", "enabled-runtime"):
+        links = [os.path.join(root, folder, f"*.{kind}", name) for folder in UNIT_FOLDERS for kind in WANTED_BY]
+        told["Wanted"] = "yes" if any(glob.glob(link) for link in links) else "no"
+    return told
 
 
 def packages(names: list[str]) -> Record:
@@ -159,25 +195,30 @@ def packages(names: list[str]) -> Record:
 
 
 def files(root: str, pattern: str, content: bool) -> Record:
-    """Every file that the glob matches: {path: {mode, uid, mtime, sha256[, content]} or {error}}."""
+    """Every file that the glob matches: {path: {mode, uid, mtime, sha256[, content]} or {error}}, with `link` where
+    the path itself is a symbolic link. A directory is told of only where it is one."""
     found: Record = {}
     for path in sorted(glob.glob(os.path.join(root, pattern.lstrip("/")))):
         name = "/" + os.path.relpath(path, root)
+        record: Record = {}
         try:
+            if os.path.islink(path):
+                found[name] = record
+                record["link"] = os.readlink(path)
             status = os.stat(path)
             if os.path.isdir(path):
                 continue
             with open(path, "rb") as stream:
                 data = stream.read()
         except OSError as error:
-            found[name] = {"error": error.strerror}
+            found[name] = {**record, "error": error.strerror}
             continue
-        record: Record = {
-            "mode": f"{status.st_mode & 0o7777:04o}",
-            "uid": status.st_uid,
-            "mtime": status.st_mtime,
-            "sha256": hashlib.sha256(data).hexdigest(),
-        }
+        record.update(
+            mode=f"{status.st_mode & 0o7777:04o}",
+            uid=status.st_uid,
+            mtime=status.st_mtime,
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
         if content:
             record["content"] = data[:CONTENT_LIMIT].decode("utf-8", "replace")
         found[name] = record

@@ -15,11 +15,19 @@ def state(unit: Mapping[str, str]) -> str:
 
 
 def masked(unit: Mapping[str, str]) -> bool:
-    return unit.get("LoadState") == "masked"
+    """By what is loaded, or by a file that systemd has yet to read."""
+    return unit.get("LoadState") == "masked" or unit.get("ShadowMasks") == "yes"
 
 
 def enabled(unit: Mapping[str, str]) -> bool:
-    return unit.get("UnitFileState") in ("enabled", "enabled-runtime", "alias")
+    """It would start at the next boot, for which the files count and not what systemd remembers of them."""
+    words = ("enabled", "enabled-runtime", "alias")
+    return unit.get("UnitFileState") in words and unit.get("Wanted") != "no" and not masked(unit)
+
+
+def read_anew(unit: Mapping[str, str]) -> bool:
+    """What is loaded is what lies on the disk."""
+    return unit.get("NeedDaemonReload") != "yes" and not unit.get("Shadow")
 
 
 def told(unit: Mapping[str, str]) -> str:
@@ -33,4 +41,9 @@ def told(unit: Mapping[str, str]) -> str:
         words.append(f"result {unit['Result']}")
     if unit.get("NeedDaemonReload") == "yes":
         words.append("changed on disk since systemd read it")
+    if unit.get("Shadow"):
+        what = "masked" if unit.get("ShadowMasks") == "yes" else "replaced"
+        words.append(f"{what} on disk by {unit['Shadow']}, not read yet")
+    if unit.get("Wanted") == "no":
+        words.append("no target has a link to it any more")
     return ", ".join(words)

@@ -116,7 +116,7 @@ def test_the_agents_units_are_enabled_and_did_well(node: Node, record: Record) -
 
 def _runs_on(unit: dict[str, str]) -> bool:
     """Running now and after the next boot, as its file on disk says."""
-    return systemd.enabled(unit) and systemd.state(unit) == systemd.RUNNING and unit.get("NeedDaemonReload") != "yes"
+    return systemd.enabled(unit) and systemd.state(unit) == systemd.RUNNING and systemd.read_anew(unit)
 
 
 def _runs(unit: dict[str, str], words: str) -> bool:
@@ -141,7 +141,7 @@ def _fares_well(unit: dict[str, str]) -> bool:
     """There, not masked, as on disk, made to apply caps, and not failed when it last ran."""
     return (
         unit.get("LoadState") == "loaded"
-        and unit.get("NeedDaemonReload") != "yes"
+        and systemd.read_anew(unit)
         and unit.get("ActiveState") != "failed"
         and unit.get("Result") == "success"
         and _runs(unit, "gpu apply")

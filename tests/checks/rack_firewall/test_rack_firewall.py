@@ -228,6 +228,8 @@ class Rule:
         return found
 
     def within(self, side: str, good: list[Network]) -> bool:
+        """Two networks side by side are one in nft's sets, so the good ones are merged, too."""
+        good = [one for world in WORLD for one in _merged(good, world.version)]
         asked = [found for world in WORLD if (found := self.networks(side, world))]
         return bool(asked) and all(
             any(one.version == other.version and one.subnet_of(other) for other in good)  # type: ignore[arg-type]
@@ -270,6 +272,10 @@ def _covers(value: Any, port: int) -> bool:
     if isinstance(value, dict) and "range" in value:
         return int(value["range"][0]) <= port <= int(value["range"][1])
     return value == port or not isinstance(value, int)  # a named set: not known, so it may
+
+
+def _merged(networks: list[Network], version: int) -> list[Network]:
+    return list(ipaddress.collapse_addresses(one for one in networks if one.version == version))  # type: ignore[type-var]
 
 
 def _networks(value: Any) -> list[Network]:

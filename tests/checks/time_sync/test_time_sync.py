@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import ipaddress
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,6 +24,7 @@ Record = Callable[[Iterable[Row]], None]
 UNITS = ("chrony.service", "chronyd.service")
 CONFIGURATIONS = ("/etc/chrony/chrony.conf", "/etc/chrony.conf")
 SOURCE_DIRECTORY = "/etc/chrony/steadyrack.d"
+OUR_SOURCES = f"{SOURCE_DIRECTORY}/steadyrack.sources"  # chronyd reads every *.sources beside it, too
 OTHER_KEEPERS = ("systemd-timesyncd.service", "ntp.service", "ntpsec.service", "openntpd.service", "ntpd.service")
 
 NOBODY, ITSELF = "00000000", "7F7F0101"  # reference ids of chronyc: no source, and the daemon's own clock
@@ -55,6 +57,7 @@ def reads(node: Node) -> dict[str, Any]:
         "files": {
             **{path: {"content": True} for path in CONFIGURATIONS},
             f"{SOURCE_DIRECTORY}/*.sources": {"content": True},
+            **{folder: {} for folder in _folders()},
         },
         "processes": ["chronyd"],
     }
@@ -256,6 +259,23 @@ def test_the_running_daemon_reads_our_sources_and_no_others(node: Node, record: 
     record([_configuration_row(node)])
 
 
+def _folders() -> list[str]:
+    """The directories that chronyd's configuration leads through."""
+    return [str(Path(SOURCE_DIRECTORY).parent), SOURCE_DIRECTORY]
+
+
+def _links_and_strangers(node: Node, path: str) -> list[str]:
+    """Where a link leads others may write, and chronyd's unit may not look; an empty stranger is filled tomorrow."""
+    sources = node.files(f"{SOURCE_DIRECTORY}/*.sources")
+    seen = {
+        **node.files(path),
+        **sources,
+        **{name: one for folder in _folders() for name, one in node.files(folder).items()},
+    }
+    troubles = [f"{name} is a link to {one['link']}" for name, one in sorted(seen.items()) if "link" in one]
+    return [*troubles, *(f"{name} is not ours" for name in sorted(sources) if name != OUR_SOURCES)]
+
+
 def _configuration_row(node: Node) -> Row:
     """What the daemon has loaded cannot be asked, so: only our directives, and no file newer than the daemon."""
     path = next((path for path in CONFIGURATIONS if node.file(path)), None)
@@ -266,7 +286,7 @@ def _configuration_row(node: Node) -> Row:
             "time.config", "chronyd", FAIL, expected=expected, reason=f"none of {', '.join(CONFIGURATIONS)}", hint=hint
         )
     file = node.file(path) or {}
-    troubles = _foreign_directives(file["content"])
+    troubles = [*_foreign_directives(file["content"]), *_links_and_strangers(node, path)]
     listed = {canonical(name) for one in node.files(f"{SOURCE_DIRECTORY}/*.sources").values() for name in _servers(one)}
     wanted = wanted_sources(node)
     if listed != set(wanted):

@@ -16,3 +16,9 @@ from recorded_rack import Rack  # noqa: E402
 def rack(tmp_path: Path) -> Rack:
     """A rack without hosts yet."""
     return Rack(tmp_path / "rack")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The markers of tests/checks, for tests that import one of its files."""
+    for marker in ("groups", "check"):
+        config.addinivalue_line("markers", f"{marker}(*names): of tests/checks")

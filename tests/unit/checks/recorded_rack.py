@@ -52,6 +52,8 @@ def good_evidence(base: str) -> dict[str, Any]:
     evidence["files"][f"{package}/*.py"] = {name: _file(path, "0644") for name, path in modules.items()}
     evidence["files"][f"{programs}/*.py"] = {name: _file(path, "0644") for name, path in sources.items()}
     evidence["files"]["/usr/bin/steadyrack"] = {"/usr/bin/steadyrack": _file(files / "steadyrack", "0755")}
+    for folder in ("/etc/chrony", "/etc/chrony/steadyrack.d"):
+        evidence["files"][folder] = {}  # asked for since: a directory is told of only where a link stands for it
     # As recorded of the unit in the demo rack, after the rest.
     evidence["units"]["steadyrack-time-watch.service"] = {
         "Type": "notify", "MainPID": "730", "Result": "success",

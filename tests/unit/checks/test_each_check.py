@@ -301,6 +301,36 @@ CASES = [
         {"time.config": "fail"},
         "-f /tmp/other.conf",
     ),
+    Case(
+        "sources-directory-is-a-link",
+        "gpu-a1",
+        lambda e: e["files"][SOURCES.rpartition("/")[0]].update({SOURCES.rpartition("/")[0]: {"link": "/srv/theirs"}}),
+        {"time.config": "fail"},
+        "/etc/chrony/steadyrack.d is a link to /srv/theirs",
+    ),
+    Case(
+        "config-is-a-link",
+        "gpu-a1",
+        lambda e: e["files"][CHRONY][CHRONY].update(link="/srv/chrony.conf"),
+        {"time.config": "fail"},
+        "/etc/chrony/chrony.conf is a link to /srv/chrony.conf",
+    ),
+    Case(
+        "an-empty-stranger-among-the-sources",
+        "relay-a1",
+        lambda e: e["files"][SOURCES].update({"/etc/chrony/steadyrack.d/a.sources": {"content": "", "mtime": 0.0}}),
+        {"time.config": "fail"},
+        "/etc/chrony/steadyrack.d/a.sources is not ours",
+    ),
+    Case(
+        "a-dangling-stranger-among-the-sources",
+        "relay-a1",
+        lambda e: e["files"][SOURCES].update(
+            {"/etc/chrony/steadyrack.d/a.sources": {"link": "/gone", "error": "No such file or directory"}}
+        ),
+        {"time.config": "fail"},
+        "/etc/chrony/steadyrack.d/a.sources is a link to /gone",
+    ),
     Case("config-gone", "gpu-a1", without_file(CHRONY), {"time.config": "fail"}),
     Case(
         "sources-file-differs",
@@ -699,6 +729,38 @@ CASES = [
         unit("steadyrack-gpu.service", NeedDaemonReload="yes"),
         {"agent.units": "fail"},
         "changed on disk",
+    ),
+    Case(
+        "watch-masked-by-hand-and-not-read-yet",
+        "gpu-a1",
+        unit(
+            "steadyrack-time-watch.service",
+            Shadow="/etc/systemd/system/steadyrack-time-watch.service",
+            ShadowMasks="yes",
+            Wanted="yes",
+        ),
+        {"agent.units": "fail"},
+        "masked on disk by /etc/systemd/system/steadyrack-time-watch.service",
+    ),
+    Case(
+        "boot-unit-replaced-and-not-read-yet",
+        "gpu-a1",
+        unit("steadyrack-gpu.service", Shadow="/etc/systemd/system/steadyrack-gpu.service", ShadowMasks="no"),
+        {"agent.units": "fail"},
+        "replaced on disk",
+    ),
+    Case(
+        "verify-masked-and-not-read-yet",
+        "gpu-a1",
+        unit("steadyrack-gpu-verify.service", Shadow="/run/systemd/system/x", ShadowMasks="yes"),
+        {"agent.units": "fail"},
+    ),
+    Case(
+        "timer-unlinked-and-not-read-yet",
+        "gpu-a1",
+        unit("steadyrack-gpu.timer", Wanted="no"),
+        {"agent.units": "fail"},
+        "no target has a link",
     ),
     Case(
         "watch-stopped",

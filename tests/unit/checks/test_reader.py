@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,6 +95,33 @@ def test_c79_three_words_for_a_unit(unit: dict[str, str], state: str) -> None:
     assert systemd.state(unit) == state
 
 
+@pytest.mark.parametrize("put", ["link to nothing", "empty file", "another file", "alias", "nothing"])
+def test_a_unit_file_that_systemd_has_not_read_yet_is_told(
+    tool: Callable[[str, str], None], tmp_path: Path, put: str
+) -> None:
+    """A link made by hand leaves LoadState, UnitFileState and NeedDaemonReload as they were."""
+    ours, over = tmp_path / "usr/lib/systemd/system/a.service", tmp_path / "etc/systemd/system/a.service"
+    link = over.parent / "multi-user.target.wants/a.service"
+    for path in (ours, over, link):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    ours.write_text("[Service]\n")
+    link.symlink_to(ours)
+    if put in ("link to nothing", "alias"):
+        over.symlink_to("/dev/null" if put == "link to nothing" else ours)
+    elif put != "nothing":
+        over.write_text("" if put == "empty file" else "[Service]\nUser=x\n")
+    says = ["Id=a.service", "LoadState=loaded", "UnitFileState=enabled", "ActiveState=active", "NeedDaemonReload=no"]
+    tool("systemctl", "printf '" + "\\n".join([*says, "FragmentPath=/usr/lib/systemd/system/a.service"]) + "\\n'")
+    unit = reader.units(["a.service"], str(tmp_path))["a.service"]
+    same = put in ("alias", "nothing")
+    assert unit.get("Shadow") == (None if same else "/etc/systemd/system/a.service")
+    assert systemd.read_anew(unit) is same
+    assert systemd.masked(unit) is (put in ("link to nothing", "empty file"))
+    assert systemd.enabled(unit) is (put in ("another file", "alias", "nothing"))
+    link.unlink()
+    assert not systemd.enabled(reader.units(["a.service"], str(tmp_path))["a.service"])
+
+
 # --- files, processes, sockets -------------------------------------------------------------------
 
 
@@ -108,6 +136,22 @@ def test_files_have_digest_mode_and_content_and_unreadable_ones_an_error(tmp_pat
     assert found["/etc/one.conf"]["mode"] == "0640"
     assert found["/etc/one.conf"]["content"] == "a\n"
     assert found["/etc/one.conf"]["sha256"] == "87428fc522803d31065e7bce3cf03fe475096631e5e07bbd7a0fde60c4cf25c7"
+
+
+def test_links_are_told_and_a_directory_only_where_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/a.sources").write_text("a\n")
+    (tmp_path / "here").symlink_to("there")
+    (tmp_path / "there/b.sources").symlink_to("a.sources")
+    (tmp_path / "there/c.sources").symlink_to("gone")
+    assert reader.files(str(tmp_path), "/there", False) == {}
+    assert reader.files(str(tmp_path), "/here", False) == {"/here": {"link": "there"}}
+    found = reader.files(str(tmp_path), "/here/*.sources", False)
+    assert {name: one.get("link") for name, one in found.items()} == {
+        "/here/a.sources": None, "/here/b.sources": "a.sources", "/here/c.sources": "gone",
+    }  # fmt: skip
+    assert found["/here/b.sources"]["sha256"] == found["/here/a.sources"]["sha256"]
+    assert found["/here/c.sources"]["error"]
 
 
 def test_a_process_is_found_by_name_with_its_command_line_and_start() -> None:
@@ -209,7 +253,7 @@ def test_a_call_that_hangs_ends_the_reading_of_gpus_and_is_named(
 
 def test_the_command_line_survives_a_shell_and_sudo_and_carries_the_request() -> None:
     request = {"commands": {"it's": {"argv": ["echo", 'a "quoted" $HOME {{ word }}']}}}
-    line = f"{sys.executable} -I -c {nodes.reader_argument(request)}"
+    line = f"{shlex.quote(sys.executable)} -I -c {nodes.reader_argument(request)}"
     done = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True, timeout=30)
     assert json.loads(done.stdout)["commands"]["it's"]["out"] == 'a "quoted" $HOME {{ word }}\n'
     assert len(line) < 32768, "a command line of 128 KiB is refused by the kernel"

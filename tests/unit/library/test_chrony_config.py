@@ -386,6 +386,58 @@ def test_a_link_in_place_of_our_directory_is_refused(
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+@pytest.fixture
+def moved(
+    root: Path, paths: chrony_apply.Paths, chronyd: FakeChronyd, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Path]:
+    """Where one of chronyd's directories would be, with nothing there yet."""
+
+    def move(place: str) -> Path:
+        path = root / "there"
+        made = paths._replace(**{place: str(path / "drift" if place == "driftfile" else path)})
+        monkeypatch.setattr(chrony_apply, "Paths", lambda: made)
+        return path
+
+    return move
+
+
+@pytest.mark.parametrize("place", ["logdir", "driftfile", "dumpdir"])
+@pytest.mark.parametrize(
+    ("stands", "told"),
+    [
+        ("file", "a file"),
+        ("dangling", "a link to nowhere, which is not there"),
+        ("link", "a link to it, which is a file"),
+        ("pipe", "no directory"),
+    ],
+)
+def test_a_file_where_chronyd_wants_a_directory_is_said_before_anything_changes(
+    moved: Callable[..., Path], call: Call, place: str, stands: str, told: str
+) -> None:
+    path = moved(place)
+    (path.parent / "it").write_text("")
+    if stands == "file":
+        path.write_text("a log\n")
+    elif stands == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere" if stands == "dangling" else "it")
+    for check in (True, False):
+        answer = call(CLIENT, check)
+        assert answer["failed"]
+        assert f"{path}: seen {told}, wanted a directory owned by " in answer["msg"]
+        assert f"mv {path} {path}.away && install -d" in answer["msg"]
+    assert not (path.parent / "etc/chrony/chrony.conf").exists()
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_directory_or_a_link_to_one_serves_chronyd(moved: Callable[..., Path], call: Call, linked: bool) -> None:
+    path = moved("logdir")
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to("elsewhere") if linked else path.mkdir()
+    assert "msg" not in call(CLIENT, True)
+
+
 def test_a_daemon_that_its_condition_keeps_down_is_left_alone_c33(
     call: Call, chronyd: FakeChronyd, node: FakeNode
 ) -> None:

@@ -38,7 +38,7 @@ def call(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> Call:
 def recorded(node: FakeNode, prefix: str, at: str = "") -> None:
     """chronyc answers from the fixtures; with ``at`` its last update is made recent."""
     edit = f"sed 's/17960[0-9.]*/{at}/'" if at else "cat"
-    node.program("chronyc", f"#!/bin/sh\n{edit} {FIXTURES}/{prefix}-$3.csv\n")
+    node.program("chronyc", f"#!/bin/sh\n{edit} '{FIXTURES}'/{prefix}-$3.csv\n")
 
 
 def now() -> str:
@@ -70,8 +70,8 @@ def test_waiting_in_vain_ends_with_the_reason_c37(call: Call, node: FakeNode) ->
     """C37."""
     node.program(
         "chronyc",
-        f"#!/bin/sh\ncase $3 in tracking) cat {FIXTURES}/unsynced-4.6-tracking.csv;;"
-        f" sources) echo '^,?,10.9.9.9,0,4,0,4294967295,0.0,0.0,0.0';; *) cat {FIXTURES}/relay-4.3-$3.csv;; esac\n",
+        f"#!/bin/sh\ncase $3 in tracking) cat '{FIXTURES}'/unsynced-4.6-tracking.csv;;"
+        f" sources) echo '^,?,10.9.9.9,0,4,0,4294967295,0.0,0.0,0.0';; *) cat '{FIXTURES}'/relay-4.3-$3.csv;; esac\n",
     )
     answer = call(wait_s=1, expected_sources=["10.9.9.9"])
     assert answer["failed"]
@@ -87,7 +87,7 @@ def test_waiting_ends_when_the_clock_follows(call: Call, node: FakeNode) -> None
 def test_a_clock_that_is_still_unsure_is_waited_for_and_accepted(call: Call, node: FakeNode) -> None:
     line = (FIXTURES / "client-4.6-tracking.csv").read_text().split(",")
     line[3], line[9] = now(), "1000000.000"
-    files = f"sources) cat {FIXTURES}/client-4.6-sources.csv;; *) cat {FIXTURES}/client-4.6-$3.csv;;"
+    files = f"sources) cat '{FIXTURES}'/client-4.6-sources.csv;; *) cat '{FIXTURES}'/client-4.6-$3.csv;;"
     node.program("chronyc", f"#!/bin/sh\ncase $3 in tracking) echo '{','.join(line).strip()}';; {files} esac\n")
     answer = call(wait_s=1)
     assert "failed" not in answer

@@ -7,14 +7,14 @@ from gpu_node import SLOTS, policy
 
 PERSISTENCED = """#!/bin/sh
 # A node whose nvidia-persistenced was skipped at boot: enabled, not active, and startable now.
-state={root}/persistenced.pid
+state='{root}/persistenced.pid'
 case "$1" in
-show) echo LoadState=loaded; if [ -f $state ]; then echo ActiveState=active; else echo ActiveState=inactive; fi ;;
-start) {python} {emulator} persistenced >/dev/null 2>&1 & echo $! > $state ;;
+show) echo LoadState=loaded; if [ -f "$state" ]; then echo ActiveState=active; else echo ActiveState=inactive; fi ;;
+start) '{python}' '{emulator}' persistenced >/dev/null 2>&1 & echo $! > "$state" ;;
 restart)
-    touch {root}/restarted; kill $(cat $state)
-    {python} {emulator} persistenced >/dev/null 2>&1 & echo $! > $state ;;
-is-active) [ -f $state ] ;;
+    touch '{root}/restarted'; kill $(cat "$state")
+    '{python}' '{emulator}' persistenced >/dev/null 2>&1 & echo $! > "$state" ;;
+is-active) [ -f "$state" ] ;;
 esac
 """
 

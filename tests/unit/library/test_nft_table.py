@@ -6,6 +6,7 @@ from typing import Any
 
 import nft_table
 import pytest
+from ansible.module_utils.steadyrack import nft_trial
 from fake_nft import FakeNft, read
 from fake_node import FakeNode, run_module
 
@@ -86,6 +87,16 @@ def test_trial_then_confirmation_then_nothing(node: FakeNode, nft: FakeNft, call
     assert [one for one in node.deeds() if not one.startswith(("nft --stateless list", "nft -j list"))] == []
 
 
+def test_a_trial_is_known_while_it_runs_and_no_longer(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    """The node's checks do not take new rules on trial for somebody's edit."""
+    assert nft_trial.running(str(node.root / "run")) is None
+    call("trial", by="c1", confirm_timeout_s=90)
+    trial = nft_trial.running(str(node.root / "run")) or {}
+    assert (trial["target"], trial["timeout_s"]) == (LISTED, 90)
+    call("confirm", by="c2")
+    assert nft_trial.running(str(node.root / "run")) is None
+
+
 def test_without_a_confirmation_the_old_rules_are_back(node: FakeNode, nft: FakeNft, call: Any) -> None:
     confirmed(call, OLD)
     nft.counted(leak=7)
@@ -98,14 +109,59 @@ def test_without_a_confirmation_the_old_rules_are_back(node: FakeNode, nft: Fake
     assert kept(node) == OLD
     answer = call("confirm", by="c4")
     assert answer["failed"]
-    assert "taken back" in answer["msg"]
+    assert "new rules were loaded and not confirmed within 60 s" in answer["msg"]
+    assert f"the old rules are back (read back: those of {node.root}/ntp.nft)" in answer["msg"]
     assert kept(node) == OLD
+    assert list((node.root / "run").iterdir()) == [], "nothing is left behind"
 
 
-def test_where_there_was_no_table_there_is_none_again(nft: FakeNft, call: Any) -> None:
-    call("trial")
+def test_where_there_was_no_table_there_is_none_again(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    call("trial", confirm_timeout_s=7)
     nft.fire()
     assert nft.table is None
+    assert list((node.root / "run").iterdir()) == []
+    answer = call("confirm", by="c2", confirm_timeout_s=7)
+    assert "not confirmed within 7 s; no table is loaded, as before" in answer["msg"]
+
+
+def test_a_rollback_that_begins_while_the_confirmation_comes_is_told_as_one(
+    node: FakeNode, nft: FakeNft, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirmed(call, OLD)
+    call("trial", by="c3")
+    monkeypatch.setattr(nft_trial, "disarm", lambda _runner: nft.fire())
+    assert "the old rules are back" in call("confirm", by="c4")["msg"]
+
+
+@pytest.mark.parametrize(
+    ("live", "told"),
+    [
+        (None, "are not back: no table is loaded"),
+        (NEW.split("\n", 1)[1], "the new rules are live all the same"),
+        (OLD.replace("old", "other"), "other rules than the new ones"),
+    ],
+)
+def test_old_rules_that_are_not_back_are_not_called_so(nft: FakeNft, call: Any, live: str | None, told: str) -> None:
+    """Read back, not concluded from a timer that fired."""
+    confirmed(call, OLD)
+    call("trial", by="c3")
+    nft.fire()
+    nft.edit(live)
+    answer = call("confirm", by="c4")
+    assert answer["failed"]
+    assert told in answer["msg"]
+    assert "journalctl -u steadyrack-firewall-rollback" in answer["msg"]
+
+
+def test_rules_of_before_that_cannot_be_loaded_are_kept_to_be_looked_at(
+    node: FakeNode, nft: FakeNft, call: Any
+) -> None:
+    confirmed(call, OLD)
+    call("trial", by="c3")
+    (node.root / "run/previous.nft").write_text("BAD")
+    nft.fire()
+    assert nft.table is None, "no rules of ours lock nobody out"
+    assert [path.name for path in (node.root / "run").iterdir()] == ["previous.nft"]
 
 
 def test_a_confirmation_over_the_same_connection_proves_nothing(node: FakeNode, nft: FakeNft, call: Any) -> None:

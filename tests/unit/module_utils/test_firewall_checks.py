@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,47 @@ def test_flushed(host: FakeNft) -> None:
 def test_edited(host: FakeNft) -> None:
     host.edit(RULES.replace("rule\n", ""), ntp_egress=0)
     assert told(host) == ("fail", "edited", "critical")
+
+
+def on_trial(host: FakeNft, target: str, timeout_s: float = 60, ago_s: float = 45.0) -> None:
+    """New rules are live, and so long ago they were loaded."""
+    host.edit(target, ntp_egress=0)
+    folder = host.node.root / nft_trial.TRIAL_DIRECTORY[1:]
+    folder.mkdir(parents=True, exist_ok=True)
+    marker = {"version": 1, "target": target, "timeout_s": timeout_s, "armed_at": time.monotonic() - ago_s}
+    (folder / "trial.json").write_text(json.dumps(marker))
+
+
+NEW_RULES = RULES.replace("rule\n", "other rule\n")
+
+
+def test_new_rules_on_trial_are_not_judged_until_its_time_is_over(host: FakeNft) -> None:
+    on_trial(host, NEW_RULES)
+    assert told(host) == ("not_judged", "on_trial", "info")
+    assert row(host)["reason"].startswith("a trial of new rules runs")
+    on_trial(host, NEW_RULES, 600, ago_s=600)
+    assert told(host)[1] == "on_trial", "the rollback is under way"
+
+
+@pytest.mark.parametrize("ago_s", [60 + nft_trial.OVERDUE_S + 1, -100.0])
+def test_what_a_trial_left_behind_blinds_nobody(host: FakeNft, ago_s: float) -> None:
+    on_trial(host, NEW_RULES, 60, ago_s)
+    assert told(host) == ("fail", "edited", "critical")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"version": 1, "target": "x", "armed_at": "now", "timeout_s": null}'])
+def test_a_marker_that_says_nothing_blinds_nobody(host: FakeNft, text: str) -> None:
+    on_trial(host, NEW_RULES)
+    (host.node.root / nft_trial.TRIAL_DIRECTORY[1:] / "trial.json").write_text(text)
+    assert told(host) == ("fail", "edited", "critical")
+
+
+def test_what_somebody_else_does_during_a_trial_is_seen(host: FakeNft) -> None:
+    on_trial(host, NEW_RULES)
+    host.edit(NEW_RULES.replace("rule", "accept"), ntp_egress=0)
+    assert told(host) == ("fail", "edited", "critical")
+    host.edit(None)
+    assert told(host) == ("fail", "missing", "critical")
 
 
 def test_gone_at_the_next_boot(host: FakeNft) -> None:

@@ -21,7 +21,7 @@ def leave_note(root: Path, note: Any) -> None:
 
 
 def chronyc(node: FakeNode, tracking: str, sources: str) -> None:
-    cases = f"tracking) cat {FIXTURES}/{tracking}.csv;; sources) cat {FIXTURES}/{sources}.csv;;"
+    cases = f"tracking) cat '{FIXTURES}'/{tracking}.csv;; sources) cat '{FIXTURES}'/{sources}.csv;;"
     node.program("chronyc", f"#!/bin/sh\ncase $3 in {cases} esac\n")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible.module_utils.steadyrack import time_daemon
+from ansible.module_utils.steadyrack import time_daemon, units
 from fake_node import FakeNode
 
 RUNS = {"active": "active", "sub": "running", "file_state": "enabled", "asked": True, "ran": False}
@@ -33,6 +33,20 @@ def test_chronyd_alone_passes_with_one_row(node: FakeNode) -> None:
 )
 def test_chronyd_that_does_not_run_or_would_not_is_a_failure(node: FakeNode, change: Any, state: str) -> None:
     assert states(node, chrony={**RUNS, **change})["chrony.service"] == ("fail", state)
+
+
+@pytest.mark.parametrize("how", ["link to nothing", "empty file"])
+def test_chronyd_masked_by_hand_is_masked_before_systemd_has_read_it(
+    node: FakeNode, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "MASK_FOLDERS", (str(node.root / "etc"), str(node.root / "run")))
+    for folder in ("etc", "run"):
+        (node.root / folder).mkdir()
+    mask = node.root / "run/chrony.service"
+    mask.touch() if how == "empty file" else mask.symlink_to("/dev/null")
+    assert states(node, chrony=RUNS)["chrony.service"] == ("fail", "masked")
+    (node.root / "etc/chrony.service").write_text("[Service]\n")  # comes first, and is a unit
+    assert states(node, chrony=RUNS)["chrony.service"] == ("pass", "running")
 
 
 @pytest.mark.parametrize(

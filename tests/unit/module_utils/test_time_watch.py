@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.steadyrack import alarms, firewall_checks, time_checks, time_egress, time_metrics, time_watch
+from ansible.module_utils.steadyrack import (
+    alarms,
+    firewall_checks,
+    nft_trial,
+    time_checks,
+    time_egress,
+    time_metrics,
+    time_watch,
+)
 from ansible.module_utils.steadyrack.run import Completed
 from clocks import SOURCE, SYNCED
 
@@ -130,6 +138,22 @@ def test_rules_that_somebody_edited_ring(walled: Node) -> None:
     walled.rules = "other rules"
     (line,) = walled.looks(5)
     assert "the live table is not what /etc/steadyrack/firewall/ntp.nft would load" in line
+
+
+def test_a_long_trial_of_new_rules_rings_nothing_and_one_that_never_ends_does(
+    walled: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walled.looks(2)
+    now = [5000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    walled.rules = "new rules"
+    marker = {"version": 1, "target": "new rules", "timeout_s": 300, "armed_at": now[0]}
+    walled.write(f"{nft_trial.TRIAL_DIRECTORY[1:]}/trial.json", marker)
+    now[0] += 299
+    assert walled.looks(29) == []
+    now[0] += nft_trial.OVERDUE_S + 2
+    (line,) = walled.looks(5)
+    assert "firewall.ntp" in line
 
 
 def test_what_the_file_would_load_is_asked_once_and_again_when_it_has_changed(walled: Node) -> None:

@@ -478,12 +478,13 @@ def test_wrong_use_ends_with_64_which_no_finding_does(gpu_node, words):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(gpu_node):
+    import shlex
     import subprocess
     import sys
 
     from gpu_node import AGENT
 
-    command = f"{sys.executable} {AGENT} --root {gpu_node.root} status | head -n 1"
+    command = shlex.join([sys.executable, str(AGENT), "--root", str(gpu_node.root), "status"]) + " | head -n 1"
     env = {**gpu_node.environment, "PYTHONPATH": str(REPOSITORY / "module_utils")}
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], env=env, capture_output=True, text=True, check=False
