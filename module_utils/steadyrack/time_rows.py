@@ -13,6 +13,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from . import verdict
 from .chronyc import (
+    AHEAD_S,
     CLIENT,
     DOWN,
     ISLANDED,
@@ -129,10 +130,11 @@ def _why_not(clock: Clock, mode: str, state: str, now: float | None) -> list[str
 
 
 def _stale_reason(clock: Clock, now: float | None) -> str:
-    age_s = None if clock.tracking is None else update_age_s(clock.tracking, now)
-    if age_s is None or age_s < 0:
-        return "no source has answered for a long time"
-    return f"no source has answered for a long time: the last update is {age_s:.0f} s old"
+    age_s = 0.0 if clock.tracking is None else update_age_s(clock.tracking, now)
+    if age_s < -AHEAD_S:
+        return f"the last update lies {-age_s:.0f} s ahead of this clock: somebody has set the clock back since"
+    how_long = "for 8 polls" if not any(source.reachable for source in clock.sources) else "for a long time"
+    return f"no source has answered {how_long}: the last update is {max(age_s, 0.0):.0f} s old"
 
 
 def _offset_row(clock: Clock, subject: str, state: str, alarm_ms: float, warn_ms: float | None) -> dict[str, Any]:

@@ -6,58 +6,70 @@ through New Year's Eve, with its upstreams; nobody's real clock is touched.
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime
 
 import pytest
 from chronyd_on import Chronyd
-from scenario import RINGS_S, figure
+from scenario import ANEW
 
 from lab import hosts
 
 pytestmark = pytest.mark.usefixtures("built")
+SITE_B = ("relay-b1", "gpu-b1")
+THERE = "LD_PRELOAD=/usr/lib/demo-rack/libbentclock.so BENTCLOCK_FILE=/run/demo-rack-skew"
 
 
 @pytest.fixture
 def eve(rack, fault, watched):
-    """Site b and all upstreams at noon of the coming New Year's Eve."""
+    """Site b and all upstreams at noon of the coming New Year's Eve, synchronised."""
     watched.calm()
     noon = datetime(datetime.now(tz=UTC).year, 12, 31, 12, tzinfo=UTC)
     ahead_s = noon.timestamp() - time.time()
     fault("clock", "all", ahead_s)
-    yield {host: fault("skew", host, ahead_s) for host in ("relay-b1", "gpu-b1")}
-    for host in rack.hosts.values():  # those who took the upstreams' lie for the truth begin anew
-        if not host.upstream_clocks and host.name not in ("relay-b1", "gpu-b1"):
-            hosts.execute(rack, host.name, "sh", "-c", "rm -f /run/steadyrack/chrony.env; systemctl restart chrony")
+    for host in SITE_B:
+        fault("skew", host, ahead_s)
+        watched.each(ANEW, [host])
+        Chronyd(rack, host).eventually(lambda c: c.source != "" and abs(c.offset_s) < 0.005)
+    yield
+    # Those of site a have taken the upstreams' lie for the truth, or nobody's word.
+    fault("heal")
+    watched.each(ANEW)
 
 
 @pytest.mark.parametrize(
-    ("announcing", "relay_says"),
+    ("announcing", "believed"),
     [(["ntp1", "ntp2", "ntp3"], "Insert second"), (["ntp1"], "Normal")],
     ids=["three-of-four", "one-of-four"],
 )
-def test_most_of_the_upstreams_must_announce_it(announcing, relay_says, eve, fault, watched):
-    rack, since = watched.rack, time.time()
+def test_most_of_the_upstreams_must_announce_it(announcing, believed, eve, rack, fault):
     for upstream in announcing:
         fault("leap", upstream, "insert")
-    relay, node = Chronyd(rack, "relay-b1"), Chronyd(rack, "gpu-b1")
-    relay.restart()
-    relay.eventually(lambda c: c.source != "" and list(c.states().values()).count("+") >= 1)
-    relay.eventually(lambda c: c.leap == relay_says)
-    node.restart()
-    node.eventually(lambda c: c.source != "" and c.leap == relay_says)
+    relay, node = (Chronyd(rack, host) for host in SITE_B)
+    heard = [rack.hosts["outside"].upstream_clocks[upstream] for upstream in announcing]
+    relay.eventually(lambda c: all(said(c)[address] == "Insert second" for address in heard))
+    relay.eventually(lambda c: c.leap == believed)
+    node.eventually(lambda c: c.source != "" and c.leap == believed)
     assert abs(node.offset_s) < 0.005
-    if relay_says == "Normal":
+    if believed == "Normal":
+        assert relay.leap == "Normal"
         return
-    seen = time.time()
-    moments = watched.until(
-        90, **{host: lambda h, n=host: h[n].event("time.synchronised", since=since) for host in ("relay-b1", "gpu-b1")}
-    )
-    late = max(moments.values()) - seen
-    figure(f"a leap second announced by {len(announcing)} upstreams: warning on relay and node after", f"{late:.0f} s")
-    assert late <= RINGS_S
-    event = watched.look()["gpu-b1"].event("time.synchronised", since=since)
-    assert event["severity"] == "warning"
-    assert "announces that a leap second is inserted" in event["text"]
-    code = hosts.execute(rack, "gpu-b1", "sh", "-c", "steadyrack time gate >/dev/null; echo $?")
+    for host in SITE_B:
+        (row,) = [row for row in rows(rack, host) if row["id"] == "time.synchronised"]
+        assert row["severity"] == "warning", row
+        assert "announces that a leap second is inserted" in row["reason"]
+    code = hosts.execute(rack, "gpu-b1", "sh", "-c", f"{THERE} steadyrack time gate >/dev/null; echo $?")
     assert code == "0"  # the clock is right all the same
+
+
+def rows(rack, host: str) -> list[dict]:
+    """Its own rows, judged at its own time: `skew` bends the clock of chronyd alone."""
+    text = hosts.execute(rack, host, "sh", "-c", f"{THERE} steadyrack check --json", check=False)
+    found = json.loads(text)
+    return found["checks"] if isinstance(found, dict) else found
+
+
+def said(chronyd: Chronyd) -> dict[str, str]:
+    """source -> what it says of a leap second, as the daemon heard it."""
+    return {row[1]: row[-1] for row in chronyd.ask("selectdata")}

@@ -155,7 +155,9 @@ def test_reboot_module_boots_the_initrd_the_guest_made(guest: Guest) -> None:
     """ansible.builtin.reboot unmodified; kernel-level changes take effect; the hardware clock is not set by it."""
     boots, initrd = int(guest.status()["boots"]), guest.machine.folder / "initrd"
     was = hashlib.sha256(initrd.read_bytes()).hexdigest()
-    guest.ssh("echo 'blacklist pcspkr' > /etc/modprobe.d/rack-test.conf && update-initramfs -u")
+    # What update-initramfs would write, without the minutes it takes under emulation: one more archive at its end.
+    guest.ssh('cd /etc && file=$(readlink -f /initrd.img) && truncate -s %4 "$file" && '
+              'echo machine-id | cpio -o -H newc --quiet >> "$file"')  # fmt: skip
     made = guest.ssh("sha256sum < /initrd.img").split()[0]
     assert made != was
     done = guest.ansible("-m", "ansible.builtin.reboot", "-a", "reboot_timeout=400")

@@ -111,6 +111,21 @@ def test_an_offset_of_an_hour_that_is_being_slewed_is_no_old_update() -> None:
     assert chronyc.state_of(Clock(behind, listed), now=behind.ref_time + 1 - 3600) == "synchronised"
 
 
+@pytest.mark.parametrize(
+    ("age_s", "reach", "words"),
+    [
+        (700, "377", "no source has answered for a long time: the last update is 700 s old"),
+        (40, "0", "no source has answered for 8 polls: the last update is 40 s old"),
+        (-3600, "377", "the last update lies 3600 s ahead of this clock: somebody has set the"),
+    ],
+)
+def test_the_reason_of_stale_is_the_true_one(age_s: float, reach: str, words: str) -> None:
+    clock = Clock(
+        tracking()._replace(ref_time=NOW - age_s), sources(("10.88.0.51", "*" if reach != "0" else "?", reach))
+    )
+    assert words in rows(clock)["time.synchronised"]["reason"]
+
+
 def test_all_sources_silent_is_stale() -> None:
     assert chronyc.state_of(Clock(tracking(), sources(("a", "?", "0"))), NOW) == "stale"
 
