@@ -132,7 +132,7 @@ def _why_not(clock: Clock, mode: str, state: str, now: float | None) -> list[str
 def _stale_reason(clock: Clock, now: float | None) -> str:
     age_s = 0.0 if clock.tracking is None else update_age_s(clock.tracking, now)
     if age_s < -AHEAD_S:
-        return f"the last update lies {-age_s:.0f} s ahead of this clock: somebody has set the clock back since"
+        return f"the last answer lies {-age_s:.0f} s ahead of this clock: somebody has set it back since"
     how_long = "for 8 polls" if not any(source.reachable for source in clock.sources) else "for a long time"
     return f"no source has answered {how_long}: the last update is {max(age_s, 0.0):.0f} s old"
 

@@ -116,7 +116,7 @@ def test_an_offset_of_an_hour_that_is_being_slewed_is_no_old_update() -> None:
     [
         (700, "377", "no source has answered for a long time: the last update is 700 s old"),
         (40, "0", "no source has answered for 8 polls: the last update is 40 s old"),
-        (-3600, "377", "the last update lies 3600 s ahead of this clock: somebody has set the"),
+        (-3600, "377", "the last answer lies 3600 s ahead of this clock: somebody has set it back since"),
     ],
 )
 def test_the_reason_of_stale_is_the_true_one(age_s: float, reach: str, words: str) -> None:
