@@ -165,6 +165,11 @@ def confirm(
             f"table {table}", f"a confirmation over the connection that loaded them ({connection})",
             "a new connection", "an open connection outlives rules that cut SSH; reset it first",
         )  # fmt: skip
+    if _would_load(table, text, runner) != trial.get("target"):
+        raise NotAppliedError(
+            f"table {table}", "a trial of other rules, begun by another run after this one's",
+            "the trial that this run began", "let that run end, then run the play again",
+        )  # fmt: skip
     disarm(runner)
     if pending(directory) is None:  # the timer was faster
         raise _ran_out(table, text, kept, timeout_s, runner)

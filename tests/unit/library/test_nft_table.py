@@ -164,6 +164,17 @@ def test_rules_of_before_that_cannot_be_loaded_are_kept_to_be_looked_at(
     assert [path.name for path in (node.root / "run").iterdir()] == ["previous.nft"]
 
 
+def test_a_late_confirmation_does_not_keep_the_rules_of_another_run(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    confirmed(call, OLD)
+    call("trial", by="c3")
+    call("trial", OLD.replace("old", "other"), by="c5")
+    answer = call("confirm", by="c4")
+    assert answer["failed"]
+    assert "a trial of other rules, begun by another run" in answer["msg"]
+    assert kept(node) == OLD
+    assert nft.timer.exists(), "the other run's way back is still there"
+
+
 def test_a_confirmation_over_the_same_connection_proves_nothing(node: FakeNode, nft: FakeNft, call: Any) -> None:
     call("trial", by="c1")
     answer = call("confirm", by="c1")
