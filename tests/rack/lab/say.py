@@ -31,7 +31,8 @@ class RackError(Exception):
 
 def step(text: str) -> None:
     """One line of progress, with the seconds since the command began."""
-    print(f"[{time.monotonic() - _STARTED:6.1f} s] {text}", flush=True)
+    # With its end in one piece: stages of `./rack test` print beside one another.
+    print(f"[{time.monotonic() - _STARTED:6.1f} s] {text}\n", end="", flush=True)
 
 
 def run(

@@ -1,6 +1,6 @@
 """`./rack test`: every stage in turn, counted, with the time each took. A stage that fails does not hide the next one.
 
-Fast tier: lint, unit tests, molecule, the demo end to end. `--all` adds what is slow; some of that runs side by side.
+Fast tier: lint, unit tests, molecule, the demo end to end. `--all` adds what is slow. Two lanes run side by side.
 What a tier leaves out is printed. A skipped test fails the run unless its reason is in ALLOWED_SKIPS.
 """
 
@@ -30,10 +30,13 @@ ALLOWED_SKIPS = (
     r"no second Python \(3\.12 or newer\) on this machine",
     r"only on a machine with an NVIDIA GPU",
 )
-LANES = (("interrupt", "time", "other-demo"), ("other", "firewall", "vm", "nvidia-smi"))
-"""Slow stages that run beside one another: the first lane spends its time in waiting for polls and alarms, and no two
-lanes share a rack. Within a lane one comes after the other."""
-SLOW = (*(name for lane in LANES for name in lane), "bench")
+RACKS = ("molecule", "demo", "interrupt", "time", "other-demo")
+BESIDE = ("lint", "unit", "other", "firewall", "vm", "nvidia-smi")
+LANES = (RACKS, BESIDE)
+"""Stages that run beside one another, each lane in its order: the first waits for hosts, polls and alarms most of the
+time. `firewall` needs the rack of `molecule` and waits until that is done. `bench` measures: it runs alone, at the end.
+"""
+SLOW = ("interrupt", "time", "other-demo", "other", "firewall", "vm", "nvidia-smi", "bench")
 """Stages of --all only."""
 
 
@@ -77,28 +80,30 @@ def command(args: argparse.Namespace) -> int:
 
 
 def _run_stages(wanted: list[str]) -> list[Outcome]:
-    """Each stage in turn; where those of a lane begin, all lanes at once until the last of them has ended."""
-    lanes = [[name for name in lane if name in wanted] for lane in LANES]
-    beside = [name for lane in lanes for name in lane]
+    """The lanes at once until the last stage of both has ended, then what runs alone. In the order of STAGES."""
+    lanes = [found for lane in LANES if (found := [name for name in lane if name in wanted])]
+    if any(name in RACKS or name in SLOW for name in wanted):
+        images.settle()  # both lanes need them
+    elif "unit" in wanted:
+        images.build_native()
     outcomes: list[Outcome] = []
-    for name in wanted:
-        if name not in beside:
-            outcomes.append(_run_stage(name))
-        elif name == next(one for one in wanted if one in beside):
-            with ThreadPoolExecutor() as pool:
-                for done in pool.map(lambda lane: [_run_stage(one, prefix=one) for one in lane], lanes):
-                    outcomes += done
-    return outcomes
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(lambda lane: [_run_stage(name, beside=len(lanes) > 1) for name in lane], lanes):
+            outcomes += done
+    outcomes += [_run_stage(name) for name in wanted if not any(name in lane for lane in lanes)]
+    return sorted(outcomes, key=lambda outcome: wanted.index(outcome.name))
 
 
 _SETUP = threading.Lock()
 """Lanes make the same environment once."""
+_MOLECULE = threading.Lock()
+"""Its rack belongs to one stage at a time."""
 _PREFIX = threading.local()
 """`.text`: what begins a line of the stage that this thread runs, where another prints beside it."""
 
 
-def _run_stage(name: str, prefix: str = "") -> Outcome:
-    _PREFIX.text = f"{prefix:10} | " if prefix else ""
+def _run_stage(name: str, beside: bool = False) -> Outcome:
+    _PREFIX.text = f"{name:10} | " if beside else ""
     outcome, started = Outcome(name), time.monotonic()
     step(f"=== {name}")
     try:
@@ -246,15 +251,14 @@ def lint(outcome: Outcome) -> None:
 
 def unit(outcome: Outcome) -> None:
     """Pure functions, modules through main(), the NVML emulator under the real pynvml."""
-    images.build_native()
     _pytest(outcome, "unit", ["-n", "2", "tests/unit"], each=False)
 
 
 def molecule(outcome: Outcome) -> None:
     """Roles on fresh hosts: check mode on a bare host, converge, idempotence, the checks."""
-    images.settle()
-    run([setup.tool("molecule"), "reset"], check=False, env=setup.environment(), cwd=ROOT)
-    code, text = shown([setup.tool("molecule"), "test", "--all"], "molecule.log")
+    with _MOLECULE:
+        run([setup.tool("molecule"), "reset"], check=False, env=setup.environment(), cwd=ROOT)
+        code, text = shown([setup.tool("molecule"), "test", "--all"], "molecule.log")
     # A molecule run whose checks matched no host is green with everything skipped: count what really ran.
     for passed, skipped in re.findall(r"(\d+) passed(?:, (\d+) skipped)?", text):
         outcome.passed += int(passed)
@@ -314,8 +318,9 @@ def scenarios(outcome: Outcome) -> None:
 
 def firewall(outcome: Outcome) -> None:
     """New rules that cut SSH, on the molecule rack: the way back, and what survives a flush, a reload and a restart."""
-    hosts.up(load("molecule"))
-    _pytest(outcome, "firewall", ["tests/firewall"])
+    with _MOLECULE:
+        hosts.up(load("molecule"))
+        _pytest(outcome, "firewall", ["tests/firewall"])
 
 
 def vm(outcome: Outcome) -> None:

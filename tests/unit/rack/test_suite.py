@@ -60,3 +60,25 @@ def test_all_green_ends_with_zero():
 def test_every_stage_says_in_its_first_line_what_it_does():
     assert all(stage.__doc__ for stage in suite.STAGES.values())
     assert set(suite.SLOW) <= set(suite.STAGES)
+
+
+def test_every_stage_runs_once_and_in_one_lane_or_alone(monkeypatch):
+    ran = []
+    for name in suite.STAGES:
+        monkeypatch.setitem(suite.STAGES, name, lambda outcome: ran.append(outcome.name))
+    monkeypatch.setattr(suite.images, "settle", lambda: None)
+    wanted = list(suite.STAGES)
+    assert [outcome.name for outcome in suite._run_stages(wanted)] == wanted
+    assert sorted(ran) == sorted(wanted)
+    assert ran[-1] == "bench"
+
+
+def test_what_a_lane_prints_says_whose_it_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(suite, "RESULTS", tmp_path)
+    for name in ("lint", "molecule"):
+        monkeypatch.setitem(suite.STAGES, name, lambda o: suite.shown(["echo", "words"], f"{o.name}.log"))
+    monkeypatch.setattr(suite.images, "settle", lambda: None)
+    suite._run_stages(["lint", "molecule"])
+    out = capsys.readouterr().out
+    assert "lint       | words" in out
+    assert "molecule   | words" in out
