@@ -30,6 +30,8 @@ _LEAPS = ("N", "+", "-", "?")
 CHUNK = 1 << 19
 # A log is read back at most this far, whatever the window: memory of the node, bytes.
 MAX_BYTES = 48 << 20
+# With less than this left of it no line can be read any more, bytes.
+LONGEST_LINE = 256
 # Newer than the end of the window by more than this: the clock was ahead when it wrote, or is behind now, seconds.
 AHEAD_S = 60
 # An interval above this many times the usual one is a gap; below it a poll or two were lost.
@@ -95,9 +97,12 @@ def parse_time(date: str, clock: str) -> int | None:
     if base is None or len(clock) != 8 or clock[2] != ":" or clock[5] != ":":
         return None
     try:
-        return base + int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:])
+        hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:])
     except ValueError:
         return None
+    # 60 is a leap second.
+    good = 0 <= hour <= 23 and 0 <= minute <= 59 and 0 <= second <= 60
+    return base + hour * 3600 + minute * 60 + second if good else None
 
 
 _days: dict[str, int | None] = {}
@@ -110,7 +115,8 @@ def _day(date: str) -> int | None:
             _days.clear()
         try:
             year, month, day = (int(word) for word in date.split("-"))
-            good = 1 <= month <= 12 and 1 <= day <= 31 and year >= 1970
+            # calendar.timegm alone takes 31 February for 3 March.
+            good = year >= 1970 and 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year, month)[1]
             _days[date] = calendar.timegm((year, month, day, 0, 0, 0)) if good else None
         except (ValueError, OverflowError):
             _days[date] = None
@@ -239,7 +245,7 @@ def read_tail(directory: str, name: str, since: float, until: float) -> Tail:
         any_inside = False
         try:
             for piece in _pieces(path, left):
-                left -= sum(map(len, piece))
+                left -= sum(map(len, piece)) + len(piece)
                 inside = [line for line in piece if low <= line[:19] <= high and line[:1].isdigit()]
                 later = [line[:19] for line in piece if line[:19] > high and parse_time(line[:10], line[11:19])]
                 newest = max([newest, *(line[:19] for line in inside[-1:]), *later])
@@ -249,15 +255,15 @@ def read_tail(directory: str, name: str, since: float, until: float) -> Tail:
                 any_inside = any_inside or bool(inside or later)
                 if not inside and not later and any(line[:1].isdigit() for line in piece):
                     break
-                if left <= 0:
+                if left < LONGEST_LINE:
                     problems.append(f"{path}: only its newest {MAX_BYTES >> 20} MB were read")
                     break
+            # An empty file has just been rotated; one that lies before the window ends the search.
+            if left < LONGEST_LINE or (not any_inside and os.path.getsize(path) > 0):
+                break
         except (OSError, EOFError, zlib.error) as error:
             problems.append(_sentence(path, error))
             continue
-        # An empty file has just been rotated; one that lies before the window ends the search.
-        if left <= 0 or (not any_inside and os.path.getsize(path) > 0):
-            break
     lines = [line for group in reversed(groups) for line in group]
     return Tail(lines, parse_time(newest[:10], newest[11:19]), ahead, problems, bool(paths))
 
@@ -265,9 +271,7 @@ def read_tail(directory: str, name: str, since: float, until: float) -> Tail:
 def _pieces(path: str, most: int) -> Iterator[list[str]]:
     """The lines of a file in pieces, last piece first. A last line without its newline is still being written."""
     if path.endswith(".gz"):
-        with gzip.open(path, "rb") as packed:
-            data = packed.read(max(most, 0))
-        yield _lines(data)
+        yield _lines(_unpacked(path, max(most, 0)))
         return
     # O_NONBLOCK: a pipe by that name must not hang us.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -287,6 +291,21 @@ def _pieces(path: str, most: int) -> Iterator[list[str]]:
                     data = b""
             end = start
             yield _lines(data)
+
+
+def _unpacked(path: str, most: int) -> bytes:
+    """The last ``most`` bytes of an archive, from the begin of a line; it is unpacked whole, and never kept whole."""
+    data, cut = bytearray(), False
+    with gzip.open(path, "rb") as packed:
+        while True:
+            piece = packed.read(CHUNK)
+            if not piece:
+                break
+            data.extend(piece)
+            if len(data) > most:
+                del data[: len(data) - most]
+                cut = True
+    return bytes(data.partition(b"\n")[2] if cut else data)
 
 
 def _lines(data: bytes) -> list[str]:

@@ -108,6 +108,12 @@ def test_the_bound_knows_of_an_offset_that_has_just_appeared() -> None:
         LINE.replace("-8.621e-06", "-8.6x1e-06"),
         LINE.replace("2017-08-22 13:22:36", "INVALID     INVALID"),
         LINE.replace("2017-08-22", "2017-13-22"),
+        LINE.replace("2017-08-22", "2017-02-31"),
+        LINE.replace("2017-08-22", "2017-02-29"),
+        LINE.replace("13:22:36", "24:22:36"),
+        LINE.replace("13:22:36", "13:60:36"),
+        LINE.replace("13:22:36", "99:99:99"),
+        LINE.replace("13:22:36", "-1:22:36"),
     ],
 )
 def test_what_is_not_an_entry_is_none_and_never_a_zero(line: str) -> None:
@@ -174,6 +180,39 @@ def test_dated_rotation_and_a_file_that_is_being_compressed(tmp_path: Path) -> N
     (tmp_path / "tracking.log-20170821.gz").write_bytes(gzip.compress(lines_of(10).encode()))
     tail = chrony_log.read_tail(str(tmp_path), "tracking", AT, AT + 60)
     assert (times(tail), tail.problems) == ([10, 20], [])
+
+
+def test_a_file_that_is_rotated_away_while_it_is_read_is_a_problem_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tracking.log").write_text(lines_of(-90000))
+    (tmp_path / "tracking.log.1").write_text(lines_of(10))
+    real = os.path.getsize
+
+    def gone(path: str) -> int:
+        if path.endswith("tracking.log"):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return real(path)
+
+    monkeypatch.setattr(os.path, "getsize", gone)
+    tail = chrony_log.read_tail(str(tmp_path), "tracking", AT, AT + 60)
+    assert times(tail) == [10]
+    assert tail.problems == [f"{tmp_path}/tracking.log is not there"]
+
+
+@pytest.mark.parametrize("chunk", [64, 1 << 19])
+def test_of_an_archive_that_is_too_large_the_newest_lines_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    text = lines_of(*range(0, 1600, 16))
+    (tmp_path / "tracking.log.1.gz").write_bytes(gzip.compress(text.encode()))
+    monkeypatch.setattr(chrony_log, "MAX_BYTES", 1000)
+    monkeypatch.setattr(chrony_log, "CHUNK", chunk)
+    tail = chrony_log.read_tail(str(tmp_path), "tracking", AT, AT + 2000)
+    found = times(tail)
+    assert "only its newest 0 MB were read" in tail.problems[0]
+    assert found == list(range(0, 1600, 16))[-len(found) :]
+    assert len(found) == 1000 // len(text.splitlines()[0] + "\n")
 
 
 def test_a_broken_archive_is_a_problem_and_the_rest_is_read(tmp_path: Path) -> None:
