@@ -310,3 +310,30 @@ def test_thinning_never_loses_a_spike() -> None:
     kept = chrony_log.thinned(found, 1000, [lambda e: e.offset_s, lambda e: -e.offset_s])
     assert len(kept) <= 162
     assert [entry.at - AT for entry in kept if entry.offset_s > 0.1] == [5008]
+
+
+@pytest.mark.parametrize(("source", "stratum"), [("127.127.1.1", 10), ("10.213.1.21", 11), ("127.127.1.1", 5)])
+def test_local_fallback_reads_zero_and_is_neither_zero_nor_fine(source: str, stratum: int) -> None:
+    """A relay that serves its own oscillator, and a node that follows such a relay."""
+    entry = chrony_log.parse_tracking(chrony_logs.tracking_line(AT, 0.0, source, stratum=stratum))
+    assert entry is not None
+    assert (entry.islanded, entry.offset_s, entry.bound_s, entry.lost) == (True, None, None, "local fallback")
+
+
+def test_local_fallback_is_a_gap_of_its_own_kind() -> None:
+    rows = [(0, 0.0, 3), (16, 0.0, 3), (32, 0.0, 10), (48, 0.0, 10), (64, None, 3), (80, 0.0, 3), (96, 0.0, 10)]
+    lines = [chrony_logs.tracking_line(AT + second, offset, stratum=stratum) for second, offset, stratum in rows]
+    found = chrony_log.parse_entries(lines)[0]
+    gaps = chrony_log.find_gaps(found, AT, AT + 110, 80)
+    assert [(gap.since - AT, gap.until - AT, gap.why) for gap in gaps] == [
+        (32, 64, "local fallback"), (64, 80, "unsynchronised"), (96, 110, "local fallback"),
+    ]  # fmt: skip
+    assert [[one.at - AT for one in run] for run in chrony_log.runs(found, 80)] == [[0, 16], [80]]
+
+
+def test_no_bound_is_not_a_bound_of_zero() -> None:
+    rows = [(0, 0.05, 1e6), (16, 0.0, 1e6), (48, 0.0, 0.05), (64, 0.0, 0.05)]
+    found = chrony_log.parse_entries([chrony_logs.tracking_line(AT + at, ahead, skew=skew) for at, ahead, skew in rows])
+    stretches = chrony_log.runs(found[0], 80)
+    assert chrony_log.seconds_above(stretches, 0.03) == 16  # the offset alone is above
+    assert chrony_log.seconds_unbounded(stretches, 0.03) == 32
