@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_read_is_unknown(files: dict[str, str], tmp_path: 
     found = row(files, tmp_path)
     assert (found["verdict"], found["state"]) == ("unknown", None)
     assert CONF in found["reason"]
-    assert found["hint"] == "look at the file and its disk"
+    assert found["hint"] == "look at what stands in its place"
 
 
 @pytest.mark.parametrize("noted", [None, {}])
