@@ -182,7 +182,7 @@ def _clock(
 
 
 def _doubt(tracking: Mapping[str, Any]) -> float:
-    return float(tracking["root_dispersion_s"]) + float(tracking["root_delay_s"]) / 2
+    return float(tracking["root_dispersion_s"]) + max(0.0, float(tracking["root_delay_s"])) / 2
 
 
 # --- pairs ---------------------------------------------------------------------------------------

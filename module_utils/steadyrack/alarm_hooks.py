@@ -76,12 +76,17 @@ class Hooks:
         for entry in waiting:
             if isinstance(entry, dict) and isinstance(entry.get("hook"), str) and isinstance(entry.get("event"), dict):
                 self._add(entry["hook"], entry["event"])
+        # Hooks that could be run once: an event that comes while one may not be run waits for it.
+        self._known = {one.hook for one in self._waiting}
+        self.names()
 
     # --- what is to be delivered ---
 
     def put(self, event: dict[str, Any]) -> None:
-        """An event for every hook that is there now."""
-        for name in self.names():
+        """An event for every hook that is there now, also for one that may not be run at this moment."""
+        names = self.names()
+        self._known = {name for name in self._known if not self._gone(name)}
+        for name in sorted({*names, *self._known}):
             self._add(name, event)
 
     def _add(self, hook: str, event: dict[str, Any]) -> None:
@@ -118,7 +123,19 @@ class Hooks:
             self._refuse(self._directory, trouble)
             return []
         self._refused.pop(self._directory, None)
-        return [name for name in found if self._may_run(name)]
+        usable = [name for name in found if self._may_run(name)]
+        self._known.update(usable)
+        return usable
+
+    def _gone(self, name: str) -> bool:
+        """Whether the file is not there any more. A directory that cannot be read or trusted does not tell."""
+        if not NAME_FORM.fullmatch(name) or name.endswith(LEFTOVERS):
+            return True
+        try:
+            found = os.listdir(self._directory)
+        except OSError:
+            return False
+        return name not in found and self._trouble(self._directory, stat.S_ISDIR) is None
 
     def _may_run(self, name: str) -> bool:
         path = os.path.join(self._directory, name)
@@ -148,7 +165,7 @@ class Hooks:
     def _refuse(self, path: str, why: str) -> None:
         if self._refused.get(path) != why:
             self._refused[path] = why
-            self._say("error", f"alarm hook {path} {why}: not run. Next: chown root, chmod 0755")
+            self._say("error", f"alarm hook {path} {why}: not run, its events wait. Next: chown root, chmod 0755")
 
     # --- running ---
 
@@ -167,10 +184,24 @@ class Hooks:
             if name in names:
                 self._start(ready[name], now)
                 ended = ended or name not in self._running
-            else:
-                self._say("warning", f"alarm hook {name} is gone: it was not told of {told(ready[name].event)}")
+            elif self._gone(name):
+                self._say(
+                    "warning",
+                    f"alarm hook {name} is gone from /{DIRECTORY}: it was not told of {told(ready[name].event)}",
+                )
                 ended = True
+            else:
+                self._hold(ready[name], now)
         return ended
+
+    def _hold(self, delivery: Delivery, now: float) -> None:
+        """A hook that may not be run now, or a directory that cannot be looked into: soon it may be as before."""
+        path = os.path.join(self._directory, delivery.hook)
+        if not os.path.isdir(self._directory):
+            self._refuse(self._directory, "is not there")
+        elif not {path, self._directory} & set(self._refused):
+            self._refuse(path, "is not executable")  # said here only: without events it is a note or an example
+        self._waiting.append(delivery._replace(due=now + BACKOFF_S[0]))
 
     def _start(self, delivery: Delivery, now: float) -> None:
         path = os.path.join(self._directory, delivery.hook)

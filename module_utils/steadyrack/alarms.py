@@ -4,7 +4,8 @@
 Pure but for :func:`load` and :func:`save`: time is handed in, seconds of a clock that never steps. One alarm
 belongs to one check id and subject. It is raised by a few bad looks among the latest, ends after all has
 been well for a while, and while it flaps it stays raised. ``unknown`` neither clears an alarm nor counts as
-well; lasting long enough it raises one of its own, unless another alarm explains it.
+well; lasting long enough it raises one of its own, unless another alarm explains it. ``not_judged`` neither
+raises nor clears: that nobody looks is no proof that all is well again.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ FLAP_CLEAR_S = 900.0
 LATEST_S = 253402300799.0
 # How often an alarm that stands is mentioned again, seconds, by severity.
 REMIND_S = {verdict.CRITICAL: 6 * 3600.0, verdict.WARNING: 24 * 3600.0}
+
+# State of a row for a check that is not made here any more (verdict not_judged): what stood of it ends.
+GIVEN_UP = "given_up"
+# What this check fails for, the whole clock suffers from: in the same state no other row of the host needs a word.
+HOST_CHECK = "time.synchronised"
 
 RAISED, CLEARED, LOWERED, FLAPPING, REMINDER = "raised", "cleared", "lowered", "flapping", "reminder"
 # Levels are compared; severities are shown.
@@ -90,13 +96,16 @@ class Alarms:
         """
         rows = list(rows)
         told = {(row["id"], row["subject"]): row for row in rows}
-        judged = {row["id"] for row in rows if row["verdict"] != verdict.UNKNOWN}
-        # Not known because something else is wrong: that alarm says it already.
-        explained = {row["state"] for row in rows if row["verdict"] == verdict.FAIL}
+        judged = {row["id"] for row in rows if level_of(row) is not None}
+        # Not known because something else is wrong: that alarm says it already. A word alone does not connect two
+        # rows: that one source is unreachable does not explain why another is.
+        failing = [row for row in rows if row["verdict"] == verdict.FAIL]
+        everywhere = {row["state"] for row in failing if row["id"] == HOST_CHECK}
         events: list[dict[str, Any]] = []
         for key, row in told.items():
             subject = self._subjects.setdefault(key, _Subject())
-            self._feed(subject, row, explained, now, at)
+            here = {one["state"] for one in failing if one["subject"] == row["subject"]}
+            self._feed(subject, row, everywhere | here, now, at)
         for key in [key for key in self._subjects if key[0] in judged and key not in told]:
             gone = {"verdict": verdict.PASS, "severity": verdict.INFO, "state": "gone", "reason": "not there any more"}
             self._feed(self._subjects[key], gone, (), now, at)
@@ -111,7 +120,8 @@ class Alarms:
         level = level_of(row)
         if level is None:
             subject.quiet_since = None
-            if row["state"] in explained and row["state"] is not None:
+            excused = row["verdict"] == verdict.NOT_JUDGED
+            if excused or (row["state"] in explained and row["state"] is not None):
                 subject.unknown_since = None
                 return
             subject.unknown_since = now if subject.unknown_since is None else subject.unknown_since
@@ -231,9 +241,11 @@ def _moment(value: Any) -> float:
 
 
 def level_of(row: dict[str, Any]) -> int | None:
-    """How bad a row is; None when it does not tell. What is not judged is nobody's alarm."""
+    """How bad a row is; None when it does not tell."""
     if row["verdict"] == verdict.UNKNOWN:
         return None
+    if row["verdict"] == verdict.NOT_JUDGED:
+        return WELL if row["state"] == GIVEN_UP else None
     if row["verdict"] == verdict.FAIL:
         return WARN if row["severity"] == verdict.WARNING else BAD
     return WARN if row["verdict"] == verdict.PASS and row["severity"] == verdict.WARNING else WELL

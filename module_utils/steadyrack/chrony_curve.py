@@ -179,6 +179,10 @@ def _summary(
     known = [entry for stretch in stretches for entry in stretch]
     found: dict[str, Any] = {"entries": len(entries), "gaps": len(gaps), "jumps": jumps, "now_us": None}
     found["gap_s"] = sum(max(0, min(gap.until, wanted.until) - gap.since) for gap in gaps)
+    found["fallback_s"] = sum(
+        max(0, min(gap.until, wanted.until) - gap.since) for gap in gaps if gap.why == chrony_log.LOCAL_FALLBACK
+    )
+    found["bound_unknown_s"] = round(chrony_log.seconds_unbounded(stretches, wanted.alarm_ms / 1e3))
     found["above_warn_s"] = round(chrony_log.seconds_above(stretches, wanted.warn_ms / 1e3))
     found["above_alarm_s"] = round(chrony_log.seconds_above(stretches, wanted.alarm_ms / 1e3))
     found.update(worst_us=None, worst_at=None, worst_bound_us=None, frequency_ppm=None, source=None, last_at=None)

@@ -20,16 +20,22 @@ import time
 import zlib
 from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
-from .chronyc import SETTLED_PPM
+from .chronyc import ISLANDED_STRATUM, SETTLED_PPM
 
 TRACKING, MEASUREMENTS, STATISTICS = "tracking", "measurements", "statistics"
 LOG_DIRECTORY = "/var/log/chrony"
+
+# Why an offset is not known, beside silence: the clock follows nobody, or it (or its relay) follows its own oscillator.
+UNSYNCHRONISED, LOCAL_FALLBACK, SILENT = "unsynchronised", "local fallback", "nothing logged"
+LOCAL_SOURCE = "127.127.1.1"  # chronyd's name for its own clock
 
 _LEAPS = ("N", "+", "-", "?")
 # Read from the end in pieces of this size: a day at a poll of 16 s is 0.8 MB.
 CHUNK = 1 << 19
 # A log is read back at most this far, whatever the window: memory of the node, bytes.
 MAX_BYTES = 48 << 20
+# With less than this left of it no line can be read any more, bytes.
+LONGEST_LINE = 256
 # Newer than the end of the window by more than this: the clock was ahead when it wrote, or is behind now, seconds.
 AHEAD_S = 60
 # An interval above this many times the usual one is a gap; below it a poll or two were lost.
@@ -48,8 +54,17 @@ class Entry(NamedTuple):
     stratum: int
     frequency_ppm: float  # + = the uncorrected clock runs fast
     settled: bool  # chronyd knows its own error; right after a start it states a guess of a second
-    offset_s: float | None  # + = system clock ahead; None when not synchronised: there is nothing to be apart from
+    # + = system clock ahead; None when not synchronised, or islanded: there is nothing to be apart from.
+    offset_s: float | None
     bound_s: float | None  # the most it can have been wrong since the entry before; None when that is a guess
+    islanded: bool = False  # local fallback: what it reads is how well it follows an oscillator, which is perfectly
+
+    @property
+    def lost(self) -> str | None:
+        """Why the offset is not known from here on; None when it is."""
+        if self.offset_s is not None:
+            return None
+        return LOCAL_FALLBACK if self.islanded else UNSYNCHRONISED
 
 
 class Sample(NamedTuple):
@@ -65,7 +80,7 @@ class Gap(NamedTuple):
 
     since: int
     until: int
-    why: str  # nothing logged, unsynchronised, time went back
+    why: str  # nothing logged, unsynchronised, local fallback, time went back
 
 
 class Jump(NamedTuple):
@@ -95,9 +110,12 @@ def parse_time(date: str, clock: str) -> int | None:
     if base is None or len(clock) != 8 or clock[2] != ":" or clock[5] != ":":
         return None
     try:
-        return base + int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:])
+        hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:])
     except ValueError:
         return None
+    # 60 is a leap second.
+    good = 0 <= hour <= 23 and 0 <= minute <= 59 and 0 <= second <= 60
+    return base + hour * 3600 + minute * 60 + second if good else None
 
 
 _days: dict[str, int | None] = {}
@@ -110,7 +128,8 @@ def _day(date: str) -> int | None:
             _days.clear()
         try:
             year, month, day = (int(word) for word in date.split("-"))
-            good = 1 <= month <= 12 and 1 <= day <= 31 and year >= 1970
+            # calendar.timegm alone takes 31 February for 3 March.
+            good = year >= 1970 and 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year, month)[1]
             _days[date] = calendar.timegm((year, month, day, 0, 0, 0)) if good else None
         except (ValueError, OverflowError):
             _days[date] = None
@@ -124,7 +143,8 @@ def parse_tracking(line: str, follows: bool = True) -> Entry | None:
     outstanding): `offset` alone reads about 0 while a clock is being bent, and always where chronyd may not touch it.
     `maxerror` covers the time since the entry before and knows nothing of an offset that has just appeared, so the
     bound is at least |offset| + delay / 2 + dispersion, which is what chronyc's manual gives. After an entry that
-    was a guess maxerror still is one; ``follows`` says that the entry before was none.
+    was a guess maxerror still is one; ``follows`` says that the entry before was none. On local fallback all of these
+    are about an oscillator that nobody compares with anything, and say nothing of the time.
     """
     words = line.split()
     # Without a source the third column is blank.
@@ -143,6 +163,8 @@ def parse_tracking(line: str, follows: bool = True) -> Entry | None:
     if at is None or not all(map(math.isfinite, numbers)) or not _whole(words[13 - blank]):
         return None
     source = "" if blank else words[2]
+    if source == LOCAL_SOURCE or (words[7 - blank] != "?" and stratum >= ISLANDED_STRATUM):
+        return Entry(at, source, stratum, frequency, False, None, None, True)
     if words[7 - blank] == "?":
         return Entry(at, source, stratum, frequency, False, None, None)
     ahead, settled = offset - remaining, skew <= SETTLED_PPM
@@ -239,7 +261,7 @@ def read_tail(directory: str, name: str, since: float, until: float) -> Tail:
         any_inside = False
         try:
             for piece in _pieces(path, left):
-                left -= sum(map(len, piece))
+                left -= sum(map(len, piece)) + len(piece)
                 inside = [line for line in piece if low <= line[:19] <= high and line[:1].isdigit()]
                 later = [line[:19] for line in piece if line[:19] > high and parse_time(line[:10], line[11:19])]
                 newest = max([newest, *(line[:19] for line in inside[-1:]), *later])
@@ -249,15 +271,15 @@ def read_tail(directory: str, name: str, since: float, until: float) -> Tail:
                 any_inside = any_inside or bool(inside or later)
                 if not inside and not later and any(line[:1].isdigit() for line in piece):
                     break
-                if left <= 0:
+                if left < LONGEST_LINE:
                     problems.append(f"{path}: only its newest {MAX_BYTES >> 20} MB were read")
                     break
+            # An empty file has just been rotated; one that lies before the window ends the search.
+            if left < LONGEST_LINE or (not any_inside and os.path.getsize(path) > 0):
+                break
         except (OSError, EOFError, zlib.error) as error:
             problems.append(_sentence(path, error))
             continue
-        # An empty file has just been rotated; one that lies before the window ends the search.
-        if left <= 0 or (not any_inside and os.path.getsize(path) > 0):
-            break
     lines = [line for group in reversed(groups) for line in group]
     return Tail(lines, parse_time(newest[:10], newest[11:19]), ahead, problems, bool(paths))
 
@@ -265,9 +287,7 @@ def read_tail(directory: str, name: str, since: float, until: float) -> Tail:
 def _pieces(path: str, most: int) -> Iterator[list[str]]:
     """The lines of a file in pieces, last piece first. A last line without its newline is still being written."""
     if path.endswith(".gz"):
-        with gzip.open(path, "rb") as packed:
-            data = packed.read(max(most, 0))
-        yield _lines(data)
+        yield _lines(_unpacked(path, max(most, 0)))
         return
     # O_NONBLOCK: a pipe by that name must not hang us.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -287,6 +307,21 @@ def _pieces(path: str, most: int) -> Iterator[list[str]]:
                     data = b""
             end = start
             yield _lines(data)
+
+
+def _unpacked(path: str, most: int) -> bytes:
+    """The last ``most`` bytes of an archive, from the begin of a line; it is unpacked whole, and never kept whole."""
+    data, cut = bytearray(), False
+    with gzip.open(path, "rb") as packed:
+        while True:
+            piece = packed.read(CHUNK)
+            if not piece:
+                break
+            data.extend(piece)
+            if len(data) > most:
+                del data[: len(data) - most]
+                cut = True
+    return bytes(data.partition(b"\n")[2] if cut else data)
 
 
 def _lines(data: bytes) -> list[str]:
@@ -321,18 +356,16 @@ def gap_limit(times: Sequence[int]) -> float:
 def find_gaps(entries: Sequence[Entry], since: float, until: float, limit_s: float) -> list[Gap]:
     """Where the offset is unknown, in the window, in the order of the log; before the first and after the last, too."""
     gaps: list[Gap] = []
-    known_until, lost = int(since), "nothing logged"
+    known_until, lost = int(since), SILENT
     for entry in entries:
         silent = entry.at - known_until > limit_s
         if entry.at < known_until - 1:
             gaps.append(Gap(entry.at, known_until, "time went back"))
-        elif lost == "unsynchronised" or (silent and entry.offset_s is not None):
+        elif lost != SILENT or silent:
             gaps.append(Gap(known_until, entry.at, lost))
-        elif silent:
-            gaps.append(Gap(known_until, entry.at, "nothing logged"))
-        lost = "unsynchronised" if entry.offset_s is None else "nothing logged"
+        lost = entry.lost or SILENT
         known_until = entry.at
-    if until - known_until > limit_s or (lost == "unsynchronised" and until > known_until):
+    if until - known_until > limit_s or (lost != SILENT and until > known_until):
         gaps.append(Gap(known_until, int(until), lost))
     return _joined(gaps)
 
@@ -340,7 +373,7 @@ def find_gaps(entries: Sequence[Entry], since: float, until: float, limit_s: flo
 def _joined(gaps: Iterable[Gap]) -> list[Gap]:
     joined: list[Gap] = []
     for gap in gaps:
-        if joined and joined[-1].until == gap.since and joined[-1].why == gap.why == "unsynchronised":
+        if joined and joined[-1].until == gap.since and joined[-1].why == gap.why in (UNSYNCHRONISED, LOCAL_FALLBACK):
             joined[-1] = Gap(joined[-1].since, gap.until, gap.why)
         else:
             joined.append(gap)
@@ -385,12 +418,26 @@ def find_jumps(stretches: Iterable[Sequence[Entry]], slew_ppm: float = 500.0, le
 
 
 def seconds_above(stretches: Iterable[Sequence[Entry]], limit_s: float) -> float:
-    """How long the bound lay above ``limit_s``: each entry counts until the next one of its stretch."""
+    """How long the clock may have been off by more than ``limit_s``: each entry counts until the next of its stretch.
+
+    Without a bound the offset counts, for the bound is never less; what that leaves open is ``seconds_unbounded``.
+    """
+    return _seconds(stretches, lambda one: _at_least(one) > limit_s)
+
+
+def seconds_unbounded(stretches: Iterable[Sequence[Entry]], limit_s: float) -> float:
+    """How long nobody can tell whether the clock was off by more: no bound, and an offset that is below the limit."""
+    return _seconds(stretches, lambda one: one.bound_s is None and _at_least(one) <= limit_s)
+
+
+def _at_least(entry: Entry) -> float:
+    return abs(entry.offset_s or 0.0) if entry.bound_s is None else entry.bound_s
+
+
+def _seconds(stretches: Iterable[Sequence[Entry]], counts: Callable[[Entry], bool]) -> float:
     total = 0.0
     for stretch in stretches:
-        for before, after in zip(stretch, stretch[1:]):
-            if (before.bound_s or 0.0) > limit_s:
-                total += max(0, after.at - before.at)
+        total += sum(max(0, after.at - before.at) for before, after in zip(stretch, stretch[1:]) if counts(before))
     return total
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import ipaddress
 import math
+import re
 import time
 from typing import Callable, NamedTuple, Sequence
 
@@ -20,6 +21,17 @@ from .run import Completed, run
 # chronyc prints these for "never" and "no interval" (chrony candm.h: (uint32_t)-1, and a poll of 127).
 NEVER = 4294967295
 NO_INTERVAL = 127
+# All that chronyd can mean by its leap status. chronyc has one word more, "Invalid", for a value that is none of them.
+NOT_SYNCHRONISED = "Not synchronised"
+LEAPS = ("Normal", "Insert second", "Delete second", NOT_SYNCHRONISED)
+# chronyc prints every number that is not whole with a point and decimals, never with an exponent; a comma instead of
+# the point is two columns here, of which neither has one.
+_NUMBER = re.compile(r"-?[0-9]+\.[0-9]+")
+_INTEGER = re.compile(r"-?[0-9]+")
+_REFID = re.compile(r"[0-9A-Fa-f]{8}")
+_REACH = re.compile(r"[0-3]?[0-7]{1,2}")
+# NTP has strata 1 to 15; 0 is "not specified", 16 "not synchronised".
+_STRATA = range(17)
 # Reference ids: nobody followed, and the daemon's own clock (127.127.1.1, `local`).
 UNSYNCED_REFID = "00000000"
 LOCAL_REFID = "7F7F0101"
@@ -74,7 +86,7 @@ class Tracking(NamedTuple):
     frequency_ppm: float  # + = fast
     residual_ppm: float
     skew_ppm: float
-    root_delay_s: float  # 0 when following the own clock
+    root_delay_s: float  # 0 when following the own clock; a shade below 0 where two clocks differ in frequency
     root_dispersion_s: float
     update_interval_s: float
     leap: str  # Normal, Insert second, Delete second, Not synchronised
@@ -82,7 +94,7 @@ class Tracking(NamedTuple):
     @property
     def followed(self) -> bool:
         """True when the clock follows a source outside itself."""
-        return self.refid not in (UNSYNCED_REFID, LOCAL_REFID) and self.leap != "Not synchronised"
+        return self.refid not in (UNSYNCED_REFID, LOCAL_REFID) and self.leap != NOT_SYNCHRONISED
 
     @property
     def offset_s(self) -> float | None:
@@ -91,10 +103,13 @@ class Tracking(NamedTuple):
 
     @property
     def bound_s(self) -> float | None:
-        """The most the clock can be wrong (chronyc's manual): |offset| + dispersion + delay / 2. None as offset_s."""
+        """The most the clock can be wrong (chronyc's manual): |offset| + dispersion + delay / 2. None as offset_s.
+
+        A delay below 0 is an error of measurement, and must not make the clock look better than the rest says.
+        """
         if not self.followed:
             return None
-        return abs(self.system_time_s) + self.root_dispersion_s + self.root_delay_s / 2
+        return abs(self.system_time_s) + self.root_dispersion_s + max(0.0, self.root_delay_s) / 2
 
 
 class Source(NamedTuple):
@@ -146,8 +161,20 @@ class Activity(NamedTuple):
 def parse_tracking(text: str) -> Tracking:
     """The one line of ``chronyc -c tracking``."""
     row = _only(_rows(text, 14, "tracking"), "tracking")
+    if not _REFID.fullmatch(row[0]):
+        raise _unreadable("tracking", f"reference id {row[0]!r}, which is not 8 hexadecimal digits")
+    if row[13] not in LEAPS:
+        raise _unreadable("tracking", f"leap status {row[13]!r}")
     numbers = [_number(value, "tracking") for value in row[3:13]]
-    return Tracking._make([row[0].upper(), row[1], _integer(row[2], "tracking"), *numbers, row[13]])
+    tracking = Tracking._make([row[0].upper(), row[1], _stratum(row[2], "tracking"), *numbers, row[13]])
+    # Whoever follows anything, be it the own clock, has a stratum of 1 to 15.
+    if tracking.stratum == 0 and tracking.refid != UNSYNCED_REFID:
+        raise _unreadable("tracking", f"stratum 0 with reference id {tracking.refid}")
+    if tracking.stratum > 15 and tracking.leap != NOT_SYNCHRONISED:
+        raise _unreadable("tracking", f"stratum {tracking.stratum} with leap status {tracking.leap!r}")
+    if tracking.root_dispersion_s < 0:
+        raise _unreadable("tracking", f"root dispersion {row[11]}, which is below 0")
+    return tracking
 
 
 def parse_sources(text: str) -> list[Source]:
@@ -181,17 +208,25 @@ def _source(row: Sequence[str]) -> Source:
     if last_rx is None:
         # chronyc prints zeros where nothing was ever measured: zero would read as perfect.
         measured = [None, None, None]
-    try:
-        reach = int(row[5], 8)
-    except ValueError:
-        raise _unreadable("sources", f"reach {row[5]!r}, which is not octal") from None
-    poll, stratum = _integer(row[4], "sources"), _integer(row[3], "sources")
-    return Source(_MODES[row[0]], _STATES[row[1]], row[2], stratum, poll, reach, last_rx, *measured)
+    if not _REACH.fullmatch(row[5]):  # int(text, 8) would take "-1" and "0o377"
+        raise _unreadable("sources", f"reach {row[5]!r}, which is not 8 bits in octal")
+    poll, stratum = _integer(row[4], "sources"), _stratum(row[3], "sources")
+    return Source(_MODES[row[0]], _STATES[row[1]], row[2], stratum, poll, int(row[5], 8), last_rx, *measured)
+
+
+def _stratum(text: str, report: str) -> int:
+    value = _integer(text, report)
+    if value not in _STRATA:
+        raise _unreadable(report, f"stratum {text}")
+    return value
 
 
 def _rows(text: str, least: int, report: str) -> list[list[str]]:
     """Lines as columns; fewer than ``least`` columns is not this report."""
-    rows = [row for row in csv.reader(text.splitlines()) if row]
+    try:
+        rows = [row for row in csv.reader(text.splitlines()) if row]
+    except csv.Error as error:  # a field without end; in Python 3.8 a zero byte, too
+        raise _unreadable(report, str(error)) from None
     for row in rows:
         if len(row) < least:
             raise _unreadable(report, ",".join(row))
@@ -205,20 +240,17 @@ def _only(rows: list[list[str]], report: str) -> list[str]:
 
 
 def _number(text: str, report: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise _unreadable(report, f"{text!r} where a number belongs") from None
-    if not math.isfinite(value):  # compares as smaller than any alarm
-        raise _unreadable(report, f"{text!r} where a number belongs")
-    return value
+    # "nan" compares as smaller than any alarm, and so many digits are infinite.
+    if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+        raise _unreadable(report, f"{text!r} where a number with decimals belongs")
+    return float(text)
 
 
 def _integer(text: str, report: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise _unreadable(report, f"{text!r} where a whole number belongs") from None
+    # Ten digits hold all that chronyc counts; Python 3.11 refuses to read thousands of them.
+    if not _INTEGER.fullmatch(text) or len(text) > 20:
+        raise _unreadable(report, f"{text!r} where a whole number belongs")
+    return int(text)
 
 
 def _unreadable(report: str, seen: str) -> ToolError:
@@ -280,7 +312,7 @@ def state_of(clock: Clock, now: float | None = None) -> str:
     tracking = clock.tracking
     if tracking is None:
         return UNREADABLE
-    if tracking.refid == UNSYNCED_REFID or tracking.leap == "Not synchronised":
+    if tracking.refid == UNSYNCED_REFID or tracking.leap == NOT_SYNCHRONISED:
         return UNSYNCHRONISED
     if tracking.refid == LOCAL_REFID or tracking.stratum >= ISLANDED_STRATUM:
         return ISLANDED

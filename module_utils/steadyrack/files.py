@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pwd
+import stat
 import tempfile
 import time
 from typing import Any, Iterator
@@ -21,6 +22,7 @@ from .errors import AccessError, BusyError, InputError, StateFileError
 # GPUs of a node is bounded by nvml's deadlines, well below this.
 LOCK_WAIT_S = 60.0
 LOCK_LOOK_S = 0.05
+NULL_DEVICE = os.makedev(1, 3)
 
 
 def sha256(content: bytes) -> str:
@@ -29,10 +31,21 @@ def sha256(content: bytes) -> str:
 
 
 def read_bytes(path: str) -> bytes | None:
-    """The whole file, or None when there is none. No other failure is taken for absence."""
+    """The whole file, or None when there is none. No other failure is taken for absence.
+
+    A pipe that nobody writes to must not be waited for, nor a device read for ever: only regular files are read,
+    and /dev/null, to which systemd links what is masked.
+    """
     try:
-        with open(path, "rb") as handle:
-            return handle.read()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            seen = os.fstat(descriptor)
+            if not stat.S_ISREG(seen.st_mode) and (not stat.S_ISCHR(seen.st_mode) or seen.st_rdev != NULL_DEVICE):
+                raise StateFileError(path, "not a regular file", "a readable file", "look at what stands in its place")
+            with open(descriptor, "rb", closefd=False) as handle:
+                return handle.read()
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:

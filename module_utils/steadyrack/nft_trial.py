@@ -9,6 +9,7 @@ written only after the confirmation, so that a power cycle is a way back, too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any
@@ -26,9 +27,13 @@ SYSTEMD_TIMEOUT_S = 30.0
 # A rollback may take this long after its timer has run out (nft's own deadline, with room), seconds. A marker that is
 # older belongs to no trial: something was killed, and what is loaded is judged like anything else.
 OVERDUE_S = 30.0
+# A confirmation that broke off halfway and could not take the rules back itself has a timer try again, seconds.
+RETRY_S = 10
 # The marker goes last: whoever waits for the rollback looks at it. What could not be loaded is left to be looked at.
+# Without a file there is nothing to go back to: then somebody else was here, and no table is deleted for that.
 _ROLLBACK = (
-    'if nft -f "$1"; then rm -f "$1"; echo "not confirmed: the rules of before are loaded again"; '
+    'if [ ! -e "$1" ]; then echo "no trial is left to take back"; '
+    'elif nft -f "$1"; then rm -f "$1"; echo "not confirmed: the rules of before are loaded again"; '
     'else nft delete table "$3" "$4"; echo "not confirmed, and the rules of before do not load: no table"; fi; '
     'rm -f "$2"'
 )
@@ -68,7 +73,10 @@ def start(
     directory: str = TRIAL_DIRECTORY,
     runner: Runner = run,
 ) -> None:
-    """Arm the way back, then load. An unfinished trial keeps its first state: that is the one to go back to."""
+    """Arm the way back, then load. A trial that nobody has confirmed is taken back first, while its timer still runs.
+
+    Its timer cannot serve the new one, and without a timer its rules must never be live.
+    """
     if timeout_s <= 0:
         raise InputError(
             "confirm timeout", f"{timeout_s} s", "more than 0 s", "correct rack_firewall_confirm_timeout_s"
@@ -76,14 +84,26 @@ def start(
     target = nft.wanted(table, text, runner)
     nft.check(nft.replacement(table, text), runner)
     make_directory(directory)
-    disarm(runner)  # an older trial's clock must not run out under this one
-    if pending(directory) is None or read_bytes(previous_path(directory)) is None:
-        _keep_previous(table, directory, runner)
+    nothing = "nothing was loaded"
+    if pending(directory) is not None:
+        _end_older(table, directory, runner)
+        nothing += ", and the rules of an older trial, which nobody had confirmed, were taken back"
+    disarm(runner)  # one that is left without its marker must not fire under this trial
+    _keep_previous(table, directory, runner)
     # The clock that systemd's timers run by: it never steps.
     times = {"armed_at": round(time.monotonic(), 3), "timeout_s": timeout_s}
     marker = {"version": 1, "connection": connection, "target": target, **times}
     atomic_write(marker_path(directory), dump_json(marker), 0o600)
-    arm(table, timeout_s, directory, runner)
+    try:
+        arm(table, timeout_s, directory, runner)
+    except SteadyrackError as error:
+        # It may have been armed all the same, as after a deadline.
+        with contextlib.suppress(SteadyrackError):
+            disarm(runner)
+        forget(directory)
+        raise ToolError(
+            "systemd-run", str(error.seen), "a timer that takes the rules back", f"systemctl status; {nothing}"
+        ) from error
     try:
         nft.load(table, text, runner)
         if nft.live(table, runner) != target:
@@ -93,6 +113,21 @@ def start(
     except SteadyrackError:
         roll_back(table, directory, runner)
         raise
+
+
+def _end_older(table: Table, directory: str, runner: Runner) -> None:
+    """Take an unconfirmed trial back; its timer is stopped only after that."""
+    if roll_back(table, directory, runner):
+        return
+    disarm(runner)  # its rollback may be under way, and ends by taking the marker away
+    if read_bytes(previous_path(directory)) is None:
+        forget(directory)
+    elif pending(directory) is not None:
+        arm(table, RETRY_S, directory, runner)
+        raise NotAppliedError(
+            f"table {table}", f"an older trial is unconfirmed, and {previous_path(directory)} does not load",
+            "the rules of before it", f"in {RETRY_S} s a timer tries again or deletes the table; then run this again",
+        )  # fmt: skip
 
 
 def _keep_previous(table: Table, directory: str, runner: Runner) -> None:
@@ -117,9 +152,7 @@ def arm(table: Table, timeout_s: int, directory: str, runner: Runner = run) -> N
     ]  # fmt: skip
     done = runner(argv, SYSTEMD_TIMEOUT_S)
     if done.rc != 0:
-        raise ToolError(
-            "systemd-run", done.said, "a timer that takes the rules back", "systemctl status; nothing was loaded"
-        )
+        raise ToolError("systemd-run", done.said, "a timer that takes the rules back", "systemctl status")
 
 
 def disarm(runner: Runner = run, wait_s: float = SYSTEMD_TIMEOUT_S) -> None:
@@ -135,12 +168,14 @@ def _running(runner: Runner) -> bool:
     return shown.out.strip() in ("ActiveState=activating", "ActiveState=active", "ActiveState=deactivating")
 
 
-def roll_back(table: Table, directory: str = TRIAL_DIRECTORY, runner: Runner = run) -> None:
-    """Go back now rather than when the timer fires; when that fails the timer is left to try it again."""
+def roll_back(table: Table, directory: str = TRIAL_DIRECTORY, runner: Runner = run) -> bool:
+    """Go back now rather than when the timer fires; when that fails (False) the timer is left to try it again."""
     done = runner(["nft", "-f", previous_path(directory)], nft.NFT_TIMEOUT_S)
-    if done.rc == 0:
-        disarm(runner)
-        forget(directory)
+    if done.rc != 0:
+        return False
+    disarm(runner)
+    forget(directory)
+    return True
 
 
 def confirm(
@@ -160,6 +195,12 @@ def confirm(
     trial = pending(directory)
     if trial is None:
         raise _ran_out(table, text, kept, timeout_s, runner)
+    if connection is None and trial.get("connection") is not None:
+        # Not known is not new. A trial that came by no connection (a play on the host itself) cut none either.
+        raise NotAppliedError(
+            f"table {table}", f"a confirmation by no known connection of rules that came over {trial['connection']}",
+            "a new SSH connection", "confirm from where the trial was begun; SSH_CONNECTION must reach the module",
+        )  # fmt: skip
     if connection is not None and connection == trial.get("connection"):
         raise NotAppliedError(
             f"table {table}", f"a confirmation over the connection that loaded them ({connection})",
@@ -170,14 +211,42 @@ def confirm(
             f"table {table}", "a trial of other rules, begun by another run after this one's",
             "the trial that this run began", "let that run end, then run the play again",
         )  # fmt: skip
-    disarm(runner)
-    if pending(directory) is None:  # the timer was faster
+    # Before the timer is stopped: whatever is wrong here, it still takes the rules back.
+    _must_be_live(table, trial, "; the timer takes the rules back", runner)
+    try:
+        disarm(runner)
+        left = pending(directory)
+        if left is not None:
+            _must_be_live(table, trial, "", runner)
+    except SteadyrackError as error:
+        raise NotAppliedError(
+            f"table {table}",
+            f"a confirmation that broke off ({error.sentence()}). {_taken_back(table, directory, runner)}",
+            "confirmed rules", f"journalctl -u {ROLLBACK_UNIT}; run the play again",
+        ) from error  # fmt: skip
+    if left is None:  # the timer was faster
         raise _ran_out(table, text, kept, timeout_s, runner)
+
+
+def _must_be_live(table: Table, trial: dict[str, Any], then: str, runner: Runner) -> None:
     if nft.live(table, runner) != trial.get("target"):
         raise NotAppliedError(
-            f"table {table}", "other rules than those on trial", "the rules on trial",
+            f"table {table}", f"other rules than those on trial{then}", "the rules on trial",
             "who else changes this table? run the play again",
         )  # fmt: skip
+
+
+def _taken_back(table: Table, directory: str, runner: Runner) -> str:
+    """After the timer was stopped: go back now, else have a timer do it; what came of it, in words."""
+    with contextlib.suppress(SteadyrackError):
+        if roll_back(table, directory, runner):
+            return "The rules of before are loaded again."
+    try:
+        arm(table, RETRY_S, directory, runner)
+    except SteadyrackError as error:
+        # Also where the old timer could not be stopped and still has the name: then it does it.
+        return f"Nothing is known to take them back ({error.sentence()}): nft -f {previous_path(directory)}."
+    return f"A timer takes the rules back in {RETRY_S} s."
 
 
 def _ran_out(table: Table, text: str, kept: str, timeout_s: int, runner: Runner) -> NotAppliedError:

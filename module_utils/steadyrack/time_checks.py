@@ -108,7 +108,7 @@ def checks(root: str = "/", runner: Callable[..., Completed] = run, now: float |
             )
         ]
     if policy is None:
-        return [not_declared(subject)]
+        return [not_declared(subject), *time_config.without_note(subject, POLICY_PATH, root)]
     rows = judge(policy, subject, runner, moment) + time_config.rows(subject, policy.files, root)
     return rows + time_egress.rows(subject, root, moment, time_egress.load_record(root), runner)[0]
 

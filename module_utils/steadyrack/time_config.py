@@ -14,6 +14,8 @@ from . import verdict
 from .errors import SteadyrackError
 from .files import read_bytes, sha256
 
+# What else the role writes, its note aside: while one of them stands the role has not been taken off this host.
+TRACES = ("etc/chrony/steadyrack.d/steadyrack.sources", "etc/systemd/system/steadyrack-time-settle.service")
 HINT = "site.yml --check --diff shows the edit, a run without the flags repairs it"
 
 
@@ -38,6 +40,20 @@ def rows(subject: str, files: Mapping[str, str] | None, root: str = "/") -> list
     return [
         verdict.check_row("time.config", subject, verdict.FAIL, "edited", reason="; ".join(troubles), hint=HINT, **row)
     ]
+
+
+def without_note(subject: str, note: str, root: str = "/") -> list[dict[str, Any]]:
+    """The row of a host whose note is gone while the role's other files stand; none where nothing of it is left."""
+    left = [f"/{path}" for path in TRACES if os.path.lexists(os.path.join(root, path))]
+    if not left:
+        return []
+    reason = f"/{note} is gone, and {', '.join(left)} still stands: nobody judges this clock"
+    return [
+        verdict.check_row(
+            "time.config", subject, verdict.FAIL, "missing", expected="as the role wrote it", measured="no note",
+            source=f"/{note}", reason=reason, hint="run the role time_sync; to give it up, remove its files, too",
+        )
+    ]  # fmt: skip
 
 
 def _differs(root: str, path: str, digest: str) -> str | None:

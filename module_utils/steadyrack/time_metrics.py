@@ -11,7 +11,7 @@ import os
 import tempfile
 from typing import Any, Iterable, Mapping, Sequence
 
-from . import alarms, chronyc, time_checks, time_egress
+from . import alarms, chronyc, firewall_checks, time_checks, time_egress
 
 # Where Debian's prometheus-node-exporter looks; ours, where that is not installed.
 EXPORTER_DIRECTORY = "var/lib/prometheus/node-exporter"
@@ -20,7 +20,11 @@ FILE = "steadyrack_time.prom"
 STATES = (
     chronyc.SYNCHRONISED, chronyc.STALE, chronyc.ISLANDED, chronyc.UNSYNCHRONISED, chronyc.DOWN, chronyc.UNREADABLE,
 )  # fmt: skip
-CHECKS = ("time.synchronised", "time.sources", "time.offset", "time.skew", "time.daemon", "time.config", "time.egress")
+# What the watch looks at: each has a line, 0 while it is quiet.
+CHECKS = (
+    "time.synchronised", "time.sources", "time.offset", "time.skew", "time.daemon", "time.config", "time.egress",
+    firewall_checks.CHECK,
+)  # fmt: skip
 
 
 class Lines:
@@ -54,10 +58,12 @@ def render(
     """The whole file, from one look at ``now`` (epoch s)."""
     lines = Lines()
     lines.add("steadyrack_time_look_timestamp_seconds", "When the clock was last looked at.", [({}, round(now, 3))])
-    active = {name: sum(one.id == name for one in standing) for name in CHECKS}
+    # An alarm of a check that is not listed above shows all the same.
+    names = [*CHECKS, *sorted({one.id for one in standing} - set(CHECKS))]
+    active = {name: sum(one.id == name for one in standing) for name in names}
     lines.add(
         "steadyrack_time_alarm_active", "Alarms that stand, by check.",
-        [({"check": name}, active[name]) for name in CHECKS],
+        [({"check": name}, number) for name, number in active.items()],
     )  # fmt: skip
     named = [({"check": one.id, "subject": one.subject, "severity": one.severity}, one) for one in standing]
     lines.add("steadyrack_time_alarm_since_seconds", "Since when each alarm stands.",

@@ -27,6 +27,8 @@ ENVIRONMENT_PATH = "run/steadyrack/chrony.env"
 # /dev/nvidiactl and /dev/nvidiaN alone.
 JOB_DEVICE = "/dev/nvidia-uvm"
 # -r: take the samples back that the daemon wrote down when it ended. -R: do not step at the start (chronyd manual).
+# What the kernel appends to a path whose file was removed after it was opened (a driver that was loaded anew).
+REMOVED = " (deleted)"
 KEEP_AND_SLEW = ("-r", "-R")
 LOOK_S = 1.0
 
@@ -64,9 +66,10 @@ def gpu_processes(root: str = "/") -> list[int] | None:
 
 def _target(path: str) -> str:
     try:
-        return os.readlink(path)
+        seen = os.readlink(path)
     except OSError:
         return ""
+    return seen[: -len(REMOVED)] if seen.endswith(REMOVED) else seen
 
 
 # --- the options of later starts -------------------------------------------------------------------
@@ -169,9 +172,13 @@ def close(root: str, note: dict[str, Any], runner: Runner = run) -> None:
     """No step any more before the next boot: neither by the running daemon nor by one that is started anew."""
     options_file = str(note.get("options_file") or "/etc/default/chrony")
     variable = str(note.get("options_variable") or "DAEMON_OPTS")
-    hold_steps(root, os.path.join(root, options_file.lstrip("/")), variable)
-    # A limit of 0 updates: never (chronyc manual, makestep).
-    _command(["makestep", "1", "0"], runner)
+    # The running daemon first: what hinders the file, such as an open quote in the administrator's, hinders only later
+    # starts. And the file all the same where the daemon refuses.
+    try:
+        # A limit of 0 updates: never (chronyc manual, makestep).
+        _command(["makestep", "1", "0"], runner)
+    finally:
+        hold_steps(root, os.path.join(root, options_file.lstrip("/")), variable)
 
 
 def _command(words: Sequence[str], runner: Runner) -> None:

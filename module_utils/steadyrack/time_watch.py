@@ -120,11 +120,15 @@ class Watch:
             row = verdict.check_row("time.synchronised", self._host, verdict.UNKNOWN, reason=reason, hint=hint)
             return None, None, [row]
         if policy is None:
+            left = time_config.without_note(self._host, time_checks.POLICY_PATH, self._root)
+            if left:  # somebody took the note: whatever stood stands, and nobody looks after it
+                return None, None, [time_checks.not_declared(self._host), *left]
             # Nobody's business here any more: whatever stood ends.
             ids = {"time.synchronised", *(one.id for one in self._alarms.standing())}
             reason = "the role time_sync has not run on this host"
             return None, None, [
-                verdict.check_row(name, self._host, verdict.NOT_JUDGED, reason=reason) for name in sorted(ids)
+                verdict.check_row(name, self._host, verdict.NOT_JUDGED, alarms.GIVEN_UP, reason=reason)
+                for name in sorted(ids)
             ]  # fmt: skip
         self._site = policy.site
         clock = chronyc.look(self._runner)
@@ -147,7 +151,9 @@ class Watch:
         made = {row["id"] for row in rows}
         left = sorted({one.id for one in self._alarms.standing()} - made)
         reason = "not checked on this host any more"
-        return [verdict.check_row(name, self._host, verdict.NOT_JUDGED, reason=reason) for name in left]
+        return [
+            verdict.check_row(name, self._host, verdict.NOT_JUDGED, alarms.GIVEN_UP, reason=reason) for name in left
+        ]
 
     def _egress_rows(self, at: float) -> list[dict[str, Any]]:
         before = self._egress

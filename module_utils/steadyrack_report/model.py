@@ -22,6 +22,8 @@ HEADROOM = 1.8
 LIES = 4
 # A clock of which nothing is known for this long is worth a line, seconds.
 HOLE_S = 300
+# A clock on local fallback, as chrony_log names such a gap: it follows its own oscillator, or a relay that does.
+FALLBACK = "local fallback"
 
 Point = tuple  # (epoch s, offset ms or None, bound ms or None)
 Known = Sequence[Optional[Tuple[float, float]]]  # (offset, how uncertain) at each instant of the grid
@@ -264,17 +266,22 @@ def headline(report: Report) -> list[str]:
     """What somebody has to know who reads no further."""
     lines = []
     for state, text in (
-        ("no data", "no data from {}"), ("silent", "no longer logged or not synchronised: {}"),
+        ("no data", "no data from {}"), ("silent", "no longer logged, not synchronised or on local fallback: {}"),
         ("alarm", "above the alarm line now: {}"), ("was in alarm", "was above the alarm line: {}"),
         ("warn", "above the warning line now: {}"),
     ):  # fmt: skip
         names = [host.name for host in report.hosts if host.state == state]
         if names:
             lines.append(f"{len(names)} of {len(report.hosts)} hosts: " + text.format(_some(names)))
-    holes = [(host.summary.get("gap_s") or 0, host.name) for host in report.hosts if host.state not in STATES[:2]]
+    holes = [(_hole_s(host), host.name) for host in report.hosts if host.state not in STATES[:2]]
     holes = sorted((hole for hole in holes if hole[0] >= HOLE_S), reverse=True)
     if holes:
         lines.append("unknown for a while: " + _some([f"{name} ({duration(gap)})" for gap, name in holes]))
+    alone = [(host.summary.get("fallback_s") or 0, host.name) for host in report.hosts]
+    alone = sorted((span for span in alone if span[0] > 0), reverse=True)
+    if alone:
+        told = _some([f"{name} ({duration(span)})" for span, name in alone])
+        lines.append(f"on local fallback, following nobody outside: {told}")
     for host in report.hosts:
         for source in host.upstreams:
             if source.beyond >= LIES:
@@ -292,6 +299,11 @@ def headline(report: Report) -> list[str]:
     if not report.hosts:
         return ["no host was asked"]
     return lines or [f"all {len(report.hosts)} clocks stayed within {report.alarm_ms:g} ms"]
+
+
+def _hole_s(host: Host) -> float:
+    """How long nothing is known of a clock; local fallback has a line of its own."""
+    return float(host.summary.get("gap_s") or 0) - float(host.summary.get("fallback_s") or 0)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import time
 from html import escape
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from .model import (
+    FALLBACK,
     HEADROOM,
     Host,
     Point,
@@ -33,7 +34,8 @@ COLOURS = 6
 READING = (
     "Offset: the host's clock minus the time it follows, + = ahead. Near zero the axis is linear, beyond 0.1 ms it "
     "counts powers of ten. The line is the mean, beyond the warning line the extreme; the shade goes from lowest to "
-    "highest. Further below, pale: the clock was certainly within; hatched: nobody knows; ▼: a jump."
+    "highest. Further below, pale: the clock was certainly within; hatched: nobody knows; hatched the other "
+    "way: local fallback, the clock followed its own oscillator or a relay that did, and reads 0 for it; ▼: a jump."
 )
 COMPARING = (
     "Each clock against the time it follows: two that follow different relays are compared as if these agreed. "
@@ -131,7 +133,8 @@ class Frame:
             title = f"{why}, {duration(max(0, until - since))}, from {clock_text(since, self.since, self.until)}"
             left, tall = min(left, WIDTH - RIGHT - width), self.height - TOP - BOTTOM
             box = f'x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{tall}"'
-            told.append(f'<rect {box} fill="url(#gap)"><title>{escape(title)}</title></rect>')
+            fill = "alone" if why == FALLBACK else "gap"
+            told.append(f'<rect {box} fill="url(#{fill})"><title>{escape(title)}</title></rect>')
             if width > 90:
                 place = f'x="{left + width / 2:.1f}" y="{TOP + tall * 0.68:.1f}"'
                 told.append(f'<text {place} text-anchor="middle">{escape(why)}</text>')
@@ -270,15 +273,21 @@ def _cells(report: Report, host: Host) -> list[str]:
     else:
         at = seen.get("worst_at")
         place = "–" if at is None else clock_text(int(report.until - span + at), report.since, report.until)
+        # Nobody can tell of that time whether it was in alarm: it must not pass for time that was not.
+        unsure = f", unknown for {_span(seen, 'bound_unknown_s')}" if seen.get("bound_unknown_s") else ""
         ppm = seen.get("frequency_ppm")
         crystal = f"{ppm[0]:+.2f} … {ppm[2]:+.2f}".replace("-", "−") if ppm else "–"
         texts = [
             milliseconds(host.now_ms), milliseconds(host.worst_ms), place, milliseconds(host.worst_bound_ms, False),
-            *(duration(seen[key]) if seen.get(key) else "0" for key in ("above_warn_s", "above_alarm_s", "gap_s")),
+            _span(seen, "above_warn_s"), _span(seen, "above_alarm_s") + unsure, _span(seen, "gap_s"),
             str(seen.get("gaps", 0)), str(seen.get("jumps", 0)), crystal,
         ]  # fmt: skip
         cells += [f"<td>{escape(text)}</td>" for text in texts]
     return cells
+
+
+def _span(summary: Mapping[str, Any], key: str) -> str:
+    return duration(summary[key]) if summary.get(key) else "0"
 
 
 def skew_table(skews: Sequence[Skew], since: int, until: int) -> str:
@@ -313,9 +322,14 @@ def page(report: Report) -> str:
     relays = [host for host in report.hosts if host.upstreams]
     heads = "".join(f"<li>{escape(line)}</li>" for line in headline(report))
     hatch = (
-        '<svg width="0" height="0" style="position:absolute"><defs><pattern id="gap" width="6" height="6" '
-        'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path d="M0 0V6" stroke="var(--gap)" '
-        'stroke-width="2.4"/></pattern></defs></svg>'
+        '<svg width="0" height="0" style="position:absolute"><defs>'
+        + "".join(
+            f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse" '
+            f'patternTransform="rotate({turn})"><path d="M0 0V6" stroke="var(--{colour})" stroke-width="2.4"/>'
+            "</pattern>"
+            for name, turn, colour in (("gap", 45, "gap"), ("alone", 135, "warn"))
+        )
+        + "</defs></svg>"
     )
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",

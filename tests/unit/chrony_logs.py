@@ -18,7 +18,13 @@ def stamp(at: float) -> str:
 
 
 def tracking_line(
-    at: float, ahead_s: float | None, source: str = "10.213.1.21", skew: float = 0.05, error_s: float = 2e-4
+    at: float,
+    ahead_s: float | None,
+    source: str = "10.213.1.21",
+    skew: float = 0.05,
+    error_s: float = 2e-4,
+    *,
+    stratum: int = 3,
 ) -> str:
     """reference.c's format. The offset stands in the remaining correction, as while a clock is being bent."""
     if ahead_s is None:
@@ -27,7 +33,7 @@ def tracking_line(
         )
     numbers = (0.0, -ahead_s, error_s / 2, error_s / 2, abs(ahead_s) + error_s)
     offset, remaining, delay, dispersion, most = (f"{number:10.3e}" for number in numbers)
-    head = f"{stamp(at)} {source:<15s} {3:2d} {-3.5:10.3f} {skew:10.3f}"
+    head = f"{stamp(at)} {source:<15s} {stratum:2d} {-3.5:10.3f} {skew:10.3f}"
     return f"{head} {offset} N  1 {1e-5:10.3e} {remaining} {delay} {dispersion} {most}"
 
 

@@ -196,3 +196,7 @@ def test_hundreds_of_nodes_are_judged_in_a_moment() -> None:
 def test_a_threshold_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(AnsibleFilterError, match="wanted milliseconds above 0"):
         judge({"relay-a1": relay(), "a1": node(0.1), "a2": node(0.2)}, skew_ms=value)
+
+
+def test_a_root_delay_below_0_leaves_the_dispersion_as_it_is() -> None:
+    assert time_gate._doubt({"root_dispersion_s": 0.001, "root_delay_s": -0.0004}) == 0.001

@@ -42,7 +42,7 @@ def recorded(node: FakeNode, prefix: str, at: str = "") -> None:
 
 
 def now() -> str:
-    return str(int(time.time()))
+    return f"{time.time():.9f}"  # as chronyc prints it
 
 
 @pytest.mark.parametrize("check", [True, False])

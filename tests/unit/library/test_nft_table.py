@@ -7,6 +7,7 @@ from typing import Any
 import nft_table
 import pytest
 from ansible.module_utils.steadyrack import nft_trial
+from ansible.module_utils.steadyrack.errors import DeadlineError
 from fake_nft import FakeNft, read
 from fake_node import FakeNode, run_module
 
@@ -194,6 +195,115 @@ def test_a_run_after_an_interrupted_one_tries_again_and_goes_back_to_the_first_s
     call("trial", by="c4")
     nft.fire()
     assert "old" in (nft.table or {})["text"]
+
+
+def test_without_a_timer_for_the_new_trial_the_rules_of_an_older_one_do_not_stay(
+    node: FakeNode, nft: FakeNft, call: Any
+) -> None:
+    confirmed(call, OLD)
+    call("trial", by="c3")  # and Ansible is killed here
+    node.answers("systemd-run", err="Failed to connect to bus", rc=1)
+    answer = call("trial", by="c4")
+    assert answer["failed"]
+    assert (
+        "nothing was loaded, and the rules of an older trial, which nobody had confirmed, were taken back"
+        in (answer["msg"])
+    )
+    assert "old" in (nft.table or {})["text"]
+    assert list((node.root / "run").iterdir()) == []
+    assert call(rules=OLD)["changed"] is False
+
+
+def test_the_timer_of_an_older_trial_runs_until_its_rules_are_taken_back(
+    node: FakeNode, nft: FakeNft, call: Any
+) -> None:
+    confirmed(call, OLD)
+    call("trial", by="c3")
+    node.calls()
+    call("trial", by="c4")
+    calls = node.calls()
+    back = next(place for place, one in enumerate(calls) if one.startswith("nft -f") and "previous.nft" in one)
+    assert back < next(place for place, one in enumerate(calls) if one.startswith("systemctl stop"))
+
+
+def test_an_older_trial_that_cannot_be_taken_back_keeps_a_timer_and_is_said(
+    node: FakeNode, nft: FakeNft, call: Any
+) -> None:
+    confirmed(call, OLD)
+    call("trial", by="c3")
+    (node.root / "run/previous.nft").write_text("BAD")
+    nft.timer.unlink()
+    answer = call("trial", by="c4")
+    assert answer["failed"]
+    assert "an older trial is unconfirmed" in answer["msg"]
+    assert "--on-active=10s" in nft.timer.read_text()
+    nft.fire()
+    assert call("trial", by="c4")["changed"]
+
+
+def test_a_timer_that_fires_after_all_is_over_deletes_no_table(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    confirmed(call)
+    nft.fire()
+    assert (nft.table or {})["text"] == LISTED
+
+
+def test_rules_that_are_not_those_on_trial_are_not_confirmed_and_the_timer_runs_on(
+    node: FakeNode, nft: FakeNft, call: Any
+) -> None:
+    confirmed(call, OLD)
+    call("trial", by="c3")
+    nft.edit(OLD.replace("old", "other"))
+    node.calls()
+    answer = call("confirm", by="c4")
+    assert answer["failed"]
+    assert "other rules than those on trial; the timer takes the rules back" in answer["msg"]
+    assert not [one for one in node.calls() if one.startswith("systemctl stop")]
+    nft.fire()
+    assert "old" in (nft.table or {})["text"]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_confirmation_that_breaks_off_after_the_timer_takes_the_rules_back(
+    node: FakeNode, nft: FakeNft, call: Any, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    confirmed(call, OLD)
+    call("trial", by="c3")
+    if not works:
+        (node.root / "run/previous.nft").write_text("BAD")
+    nft.timer.unlink()
+    real = nft_trial.disarm
+
+    def hangs(runner: Any) -> None:
+        monkeypatch.setattr(nft_trial, "disarm", real)
+        raise DeadlineError("systemctl show", "no answer within 30 s", "an answer", "see where it waits")
+
+    monkeypatch.setattr(nft_trial, "disarm", hangs)
+    answer = call("confirm", by="c4")
+    assert answer["failed"]
+    assert "no answer within 30 s" in answer["msg"]
+    if works:
+        assert "The rules of before are loaded again." in answer["msg"]
+        assert "old" in (nft.table or {})["text"]
+    else:
+        assert "A timer takes the rules back in 10 s." in answer["msg"]
+        assert "--on-active=10s" in nft.timer.read_text()
+    assert kept(node) == OLD
+
+
+def test_a_connection_that_is_not_known_is_not_a_new_one(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    call("trial", by="c1")
+    answer = call("confirm", by=None)
+    assert answer["failed"]
+    assert "a confirmation by no known connection of rules that came over c1" in answer["msg"]
+    assert kept(node) is None
+    nft.fire()
+    assert nft.table is None
+
+
+def test_a_trial_begun_on_the_host_itself_is_confirmed_from_there(node: FakeNode, nft: FakeNft, call: Any) -> None:
+    call("trial", by=None)
+    assert call("confirm", by=None)["changed"]
+    assert kept(node) == NEW
 
 
 @pytest.mark.parametrize("live", [None, "table inet t {\ncounter leak { }\nchain input {\nnew\nmore\n}\n}\n"])

@@ -232,6 +232,37 @@ def test_a_hook_that_was_taken_away_is_said_and_forgotten(place: Place) -> None:
     assert place.hooks.undelivered() == []
 
 
+@pytest.mark.parametrize("fault", ["open directory", "no directory", "not executable", "open hook"])
+def test_a_fault_that_passes_loses_no_event(place: Place, fault: str) -> None:
+    """Waiting before it, and coming during it."""
+    path = place.hook("10-a", f'test -e {place.root}/well || exit 1; echo "$STEADYRACK_SUBJECT" >> {place.root}/log')
+    place.hooks.put(EVENT)
+    place.settle()
+    (place.root / "well").touch()
+    changed = path if "direct" not in fault else place.folder
+    if fault == "no directory":
+        place.folder.rename(place.root / "away")
+    else:
+        changed.chmod(0o644 if fault == "not executable" else 0o775)
+    place.now += 100
+    place.settle()
+    place.hooks.put({**EVENT, "subject": "gpu-a2"})
+    for _ in range(3):
+        place.now += 100
+        place.settle()
+    assert place.log() == []
+    assert [one["event"]["subject"] for one in place.hooks.undelivered()] == ["gpu-a1", "gpu-a2"]
+    assert not [line for line in place.said if "is gone" in line]
+    assert len([line for line in place.said if "its events wait" in line]) == 1  # said once, not at every look
+    if fault == "no directory":
+        (place.root / "away").rename(place.folder)
+    else:
+        changed.chmod(0o755)
+    place.now += 100
+    place.settle()
+    assert sorted(place.log()) == ["gpu-a1", "gpu-a2"]
+
+
 def test_the_managers_socket_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/x")
     monkeypatch.setenv("WATCHDOG_USEC", "1")

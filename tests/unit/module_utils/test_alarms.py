@@ -117,6 +117,31 @@ def test_what_another_alarm_explains_does_not_ring_twice() -> None:
     assert events == ["raised critical"]
 
 
+def test_a_failure_of_another_subject_explains_nothing_though_its_word_is_the_same() -> None:
+    bench = Bench()
+    events = []
+    for _ in range(40):
+        events += bench.look(
+            row("bad", "time.sources", "foreign", state="unreachable"),
+            row("unknown", "time.skew", "relay-b1", state="unreachable"),
+        )
+    assert events == ["raised critical", "raised warning"]
+    assert {(one.id, one.subject) for one in bench.alarms.standing()} == {
+        ("time.sources", "foreign"),
+        ("time.skew", "relay-b1"),
+    }
+
+
+def test_what_ails_the_whole_clock_explains_the_rows_of_its_sources_too() -> None:
+    bench = Bench()
+    events = []
+    for _ in range(100):
+        events += bench.look(
+            row("bad", "time.synchronised", state="down"), row("unknown", "time.skew", "relay-b1", state="down")
+        )
+    assert events == ["raised critical"]
+
+
 def test_a_warning_grows_into_an_alarm_and_shrinks_back_after_the_quiet_time() -> None:
     bench = Bench()
     assert bench.looks(["warn"] * 3) == [(2, "raised warning")]
@@ -166,10 +191,28 @@ def test_ids_that_were_not_looked_at_are_left_alone() -> None:
     assert len(bench.alarms.standing()) == 1
 
 
-def test_what_is_not_judged_any_more_ends() -> None:
+def test_what_is_not_judged_neither_ends_nor_raises() -> None:
+    """A note that was deleted, a unit that systemd skipped: nobody has seen that all is well."""
+    bench = Bench()
+    assert bench.looks(["not_judged"] * 100) == []
+    bench.looks(["bad"] * 3)
+    assert bench.looks(["not_judged"] * 100) == []
+    assert bench.looks(["good"] * 5 + ["not_judged"] + ["good"] * 6) == []
+    assert bench.look(row("good")) == ["cleared info"]
+
+
+def test_a_row_that_is_not_judged_ends_no_other_subject() -> None:
+    """Rules whose note is gone have the row of the host, not of the table."""
+    bench = Bench()
+    bench.looks(["bad"] * 3, check="firewall.ntp", subject="inet t")
+    assert bench.looks(["not_judged"] * 20, check="firewall.ntp", subject="gpu-a1") == []
+    assert len(bench.alarms.standing()) == 1
+
+
+def test_a_check_that_is_given_up_ends() -> None:
     bench = Bench()
     bench.looks(["bad"] * 3)
-    assert bench.looks(["not_judged"] * 8) == [(7, "cleared info")]
+    assert bench.looks(["not_judged"] * 8, state=alarms.GIVEN_UP) == [(7, "cleared info")]
 
 
 def test_a_wall_clock_that_jumps_back_changes_nothing() -> None:

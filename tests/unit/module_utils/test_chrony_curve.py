@@ -59,6 +59,31 @@ def test_the_liar_of_a_relay_stands_apart() -> None:
     assert found["upstreams"][3]["beyond_alarm"] > 10
 
 
+def test_a_night_on_local_fallback_is_unknown_and_named(tmp_path: Path) -> None:
+    """The relay lost everybody outside for six of 24 hours; its log reads 0 throughout."""
+    lines = [
+        chrony_logs.tracking_line(
+            UNTIL - 86400 + second, 0.0, *(("127.127.1.1",) if night else ()), stratum=10 if night else 3
+        )
+        for second in range(16, 86400, 16)
+        for night in [36000 <= second < 57600]
+    ]
+    (tmp_path / "tracking.log").write_text(chrony_logs.with_banners(lines))
+    found = look(tmp_path)
+    (gap,) = [one for one in found["gaps"] if one[2] == "local fallback"]
+    assert gap[:2] == [36000, 57600]
+    assert found["summary"]["fallback_s"] == found["summary"]["gap_s"] == 21600
+    assert not [at for at, us, _bound in found["points"] if us is not None and 36000 <= at < 57600]
+    assert found["summary"]["now_us"] == 0.0
+
+
+def test_local_fallback_to_the_end_has_no_offset_now(tmp_path: Path) -> None:
+    lines = [chrony_logs.tracking_line(UNTIL - second, 0.0, stratum=11) for second in range(3200, 0, -16)]
+    (tmp_path / "tracking.log").write_text(chrony_logs.with_banners(lines))
+    found = look(tmp_path)
+    assert (found["points"], found["summary"]["now_us"], found["gaps"][-1][2]) == ([], None, "local fallback")
+
+
 def test_statistics_serve_where_there_are_no_measurements(tmp_path: Path) -> None:
     (tmp_path / "statistics.log").write_bytes((FIXTURES / "relay/statistics.log").read_bytes())
     found = look(tmp_path, end=LAB_END, hours=0.1, sources=True)

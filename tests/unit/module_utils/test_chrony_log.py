@@ -108,6 +108,12 @@ def test_the_bound_knows_of_an_offset_that_has_just_appeared() -> None:
         LINE.replace("-8.621e-06", "-8.6x1e-06"),
         LINE.replace("2017-08-22 13:22:36", "INVALID     INVALID"),
         LINE.replace("2017-08-22", "2017-13-22"),
+        LINE.replace("2017-08-22", "2017-02-31"),
+        LINE.replace("2017-08-22", "2017-02-29"),
+        LINE.replace("13:22:36", "24:22:36"),
+        LINE.replace("13:22:36", "13:60:36"),
+        LINE.replace("13:22:36", "99:99:99"),
+        LINE.replace("13:22:36", "-1:22:36"),
     ],
 )
 def test_what_is_not_an_entry_is_none_and_never_a_zero(line: str) -> None:
@@ -174,6 +180,39 @@ def test_dated_rotation_and_a_file_that_is_being_compressed(tmp_path: Path) -> N
     (tmp_path / "tracking.log-20170821.gz").write_bytes(gzip.compress(lines_of(10).encode()))
     tail = chrony_log.read_tail(str(tmp_path), "tracking", AT, AT + 60)
     assert (times(tail), tail.problems) == ([10, 20], [])
+
+
+def test_a_file_that_is_rotated_away_while_it_is_read_is_a_problem_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tracking.log").write_text(lines_of(-90000))
+    (tmp_path / "tracking.log.1").write_text(lines_of(10))
+    real = os.path.getsize
+
+    def gone(path: str) -> int:
+        if path.endswith("tracking.log"):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return real(path)
+
+    monkeypatch.setattr(os.path, "getsize", gone)
+    tail = chrony_log.read_tail(str(tmp_path), "tracking", AT, AT + 60)
+    assert times(tail) == [10]
+    assert tail.problems == [f"{tmp_path}/tracking.log is not there"]
+
+
+@pytest.mark.parametrize("chunk", [64, 1 << 19])
+def test_of_an_archive_that_is_too_large_the_newest_lines_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    text = lines_of(*range(0, 1600, 16))
+    (tmp_path / "tracking.log.1.gz").write_bytes(gzip.compress(text.encode()))
+    monkeypatch.setattr(chrony_log, "MAX_BYTES", 1000)
+    monkeypatch.setattr(chrony_log, "CHUNK", chunk)
+    tail = chrony_log.read_tail(str(tmp_path), "tracking", AT, AT + 2000)
+    found = times(tail)
+    assert "only its newest 0 MB were read" in tail.problems[0]
+    assert found == list(range(0, 1600, 16))[-len(found) :]
+    assert len(found) == 1000 // len(text.splitlines()[0] + "\n")
 
 
 def test_a_broken_archive_is_a_problem_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -271,3 +310,30 @@ def test_thinning_never_loses_a_spike() -> None:
     kept = chrony_log.thinned(found, 1000, [lambda e: e.offset_s, lambda e: -e.offset_s])
     assert len(kept) <= 162
     assert [entry.at - AT for entry in kept if entry.offset_s > 0.1] == [5008]
+
+
+@pytest.mark.parametrize(("source", "stratum"), [("127.127.1.1", 10), ("10.213.1.21", 11), ("127.127.1.1", 5)])
+def test_local_fallback_reads_zero_and_is_neither_zero_nor_fine(source: str, stratum: int) -> None:
+    """A relay that serves its own oscillator, and a node that follows such a relay."""
+    entry = chrony_log.parse_tracking(chrony_logs.tracking_line(AT, 0.0, source, stratum=stratum))
+    assert entry is not None
+    assert (entry.islanded, entry.offset_s, entry.bound_s, entry.lost) == (True, None, None, "local fallback")
+
+
+def test_local_fallback_is_a_gap_of_its_own_kind() -> None:
+    rows = [(0, 0.0, 3), (16, 0.0, 3), (32, 0.0, 10), (48, 0.0, 10), (64, None, 3), (80, 0.0, 3), (96, 0.0, 10)]
+    lines = [chrony_logs.tracking_line(AT + second, offset, stratum=stratum) for second, offset, stratum in rows]
+    found = chrony_log.parse_entries(lines)[0]
+    gaps = chrony_log.find_gaps(found, AT, AT + 110, 80)
+    assert [(gap.since - AT, gap.until - AT, gap.why) for gap in gaps] == [
+        (32, 64, "local fallback"), (64, 80, "unsynchronised"), (96, 110, "local fallback"),
+    ]  # fmt: skip
+    assert [[one.at - AT for one in run] for run in chrony_log.runs(found, 80)] == [[0, 16], [80]]
+
+
+def test_no_bound_is_not_a_bound_of_zero() -> None:
+    rows = [(0, 0.05, 1e6), (16, 0.0, 1e6), (48, 0.0, 0.05), (64, 0.0, 0.05)]
+    found = chrony_log.parse_entries([chrony_logs.tracking_line(AT + at, ahead, skew=skew) for at, ahead, skew in rows])
+    stretches = chrony_log.runs(found[0], 80)
+    assert chrony_log.seconds_above(stretches, 0.03) == 16  # the offset alone is above
+    assert chrony_log.seconds_unbounded(stretches, 0.03) == 32

@@ -147,3 +147,84 @@ def test_what_is_not_sources_is_an_error_never_a_guess(text: str) -> None:
 def test_replies_with_a_number_come_on_stdout_and_are_the_reason(node: FakeNode, said: str) -> None:
     node.answers("chronyc", said + "\n", 1)
     assert chronyc.look().error == said
+
+
+# --- lines that look right and are not -----------------------------------------------------------------
+
+GOOD = "0A580033,10.88.0.51,3,1000000.0,0.0,0.0,0.0,0.274,0.004,0.189,0.0001,0.0001,2.0,Normal"
+
+
+def with_columns(**changed: str) -> str:
+    """``GOOD`` with some columns changed, by their place: c0 to c13."""
+    columns = GOOD.split(",")
+    for place, value in changed.items():
+        columns[int(place[1:])] = value
+    return ",".join(columns)
+
+
+@pytest.mark.parametrize("leap", ["Normal", "Insert second", "Delete second", "Not synchronised"])
+def test_every_leap_status_that_chronyd_has_is_read(leap: str) -> None:
+    assert parse_tracking(with_columns(c13=leap)).leap == leap
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        with_columns(c13="Invalid"),  # chronyc's word for a value it does not know
+        with_columns(c13="normal"),
+        with_columns(c13=""),
+        with_columns(c13="2.0"),
+        GOOD.replace(".", ",").replace("10,88,0,51", "10.88.0.51"),  # decimal commas: the columns shift
+        with_columns(c11="-0.000001"),
+        with_columns(c2="0"),
+        with_columns(c2="16"),
+        with_columns(c2="-1"),
+        with_columns(c2="17", c13="Not synchronised"),
+        with_columns(c0="7F7F0101", c2="0"),
+        with_columns(c0=""),
+        with_columns(c0="A580033"),
+        with_columns(c0="0A58003G"),
+        with_columns(c0="0x0A5800"),
+        with_columns(c4="1e-3"),
+        with_columns(c4="1_0.0"),
+        with_columns(c4="0"),
+        with_columns(c2="\u0663"),  # a digit, and not one of chronyc's
+        with_columns(c4="9" * 400 + ".0"),
+        with_columns(c1="x" * 200_000),
+    ],
+)
+def test_tracking_that_cannot_be_is_unreadable_and_never_synchronised(text: str) -> None:
+    with pytest.raises(ToolError):
+        parse_tracking(text)
+    clock = chronyc.look(lambda argv, _s: chronyc.Completed(argv, 0, text if argv[-1] == "tracking" else "", ""))
+    assert chronyc.state_of(clock, 1000001.0) == chronyc.UNREADABLE
+
+
+def test_nobody_followed_has_stratum_0_or_16() -> None:
+    for stratum in ("0", "16"):
+        assert parse_tracking(with_columns(c0="00000000", c2=stratum, c13="Not synchronised")).followed is False
+
+
+@pytest.mark.parametrize("reach", ["-1", "0o377", "+17", " 17", "1_7", "", "8", "0377", "777"])
+def test_a_reach_that_is_not_8_bits_in_octal_is_unreadable(reach: str) -> None:
+    with pytest.raises(ToolError, match="reach"):
+        parse_sources(SOURCE.format(name="a", state="*", reach=reach, poll=4))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "^,*,a,2,6,377,1,0,000001,0,000002,0,000003",
+        "^,*,a,17,6,377,1,0.0,0.0,0.0",
+        "^,*,a,-1,6,377,1,0.0,0.0,0.0",
+        "^,*," + "a" * 200_000 + ",2,6,377,1,0.0,0.0,0.0",
+    ],
+)
+def test_sources_that_cannot_be_are_unreadable(text: str) -> None:
+    with pytest.raises(ToolError):
+        parse_sources(text)
+
+
+def test_a_root_delay_below_0_makes_no_clock_look_better() -> None:
+    """chronyd's own estimate may come out a shade below 0."""
+    assert parse_tracking(with_columns(c10="-0.000040")).bound_s == pytest.approx(0.0001)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.steadyrack import errors, files
 
+# Without the fix this would wait for ever, so a child with a deadline asks.
+READ = "import sys; sys.path.insert(0, sys.argv[1]); from steadyrack import files; files.read_bytes(sys.argv[2])"
 AS_NOBODY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 
 
@@ -154,3 +156,19 @@ def test_a_file_where_a_directory_belongs_is_a_typed_error(tmp_path, path):
         pass
     with pytest.raises(errors.StateFileError):
         files.make_directory(str(tmp_path / path))
+
+
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_an_error_and_never_waited_for(tmp_path):
+    pipe = tmp_path / "note.json"
+    os.mkfifo(pipe)
+    home = str(Path(files.__file__).resolve().parents[1])
+    for path in (str(pipe), "/dev/zero", str(tmp_path)):
+        done = subprocess.run(
+            [sys.executable, "-c", READ, home, path], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert f"StateFileError: {path}: seen not a regular file" in done.stderr
+
+
+def test_what_systemd_has_masked_reads_as_empty(tmp_path):
+    (tmp_path / "x.service").symlink_to("/dev/null")
+    assert files.read_bytes(str(tmp_path / "x.service")) == b""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.steadyrack import time_config
+from ansible.module_utils.steadyrack import time_checks, time_config
 from ansible.module_utils.steadyrack.files import sha256
 
 CONF, FOLDER = "/etc/chrony/chrony.conf", "/etc/chrony/steadyrack.d"
@@ -82,9 +82,19 @@ def test_a_file_that_cannot_be_read_is_unknown(files: dict[str, str], tmp_path: 
     found = row(files, tmp_path)
     assert (found["verdict"], found["state"]) == ("unknown", None)
     assert CONF in found["reason"]
-    assert found["hint"] == "look at the file and its disk"
+    assert found["hint"] == "look at what stands in its place"
 
 
 @pytest.mark.parametrize("noted", [None, {}])
 def test_a_note_without_digests_says_nothing(noted: dict[str, str] | None, tmp_path: Path) -> None:
     assert time_config.rows("gpu-a1", noted, str(tmp_path)) == []
+
+
+def test_a_note_that_is_gone_is_a_failure_while_other_files_of_the_role_stand(tmp_path: Path) -> None:
+    assert [row["id"] for row in time_checks.checks(str(tmp_path))] == ["time.synchronised"]
+    trace = tmp_path / time_config.TRACES[1]
+    trace.parent.mkdir(parents=True)
+    trace.write_text("")
+    row = time_checks.checks(str(tmp_path))[1]
+    assert (row["id"], row["verdict"], row["state"]) == ("time.config", "fail", "missing")
+    assert f"/{time_config.TRACES[1]} still stands" in row["reason"]

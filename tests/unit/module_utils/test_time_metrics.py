@@ -58,6 +58,14 @@ def test_alarms_are_there_by_check_id_and_the_quiet_ones_are_0() -> None:
     assert found[name] == 999.5
 
 
+def test_the_alarm_of_the_firewall_shows_and_so_does_one_of_a_check_that_nobody_listed() -> None:
+    standing = [alarms.Standing("firewall.ntp", "inet t", "critical", 999.5, False)]
+    assert samples(good())['steadyrack_time_alarm_active{check="firewall.ntp"}'] == 0
+    assert samples(good(), standing)['steadyrack_time_alarm_active{check="firewall.ntp"}'] == 1
+    found = samples(good(), [alarms.Standing("time.new", "gpu-a1", "critical", 999.5, False)])
+    assert found['steadyrack_time_alarm_active{check="time.new"}'] == 1
+
+
 def test_sources_and_skew() -> None:
     listed = sources(("a", "x", "377"), ("c", "?", "0")) + parse_sources("^,?,b1,2,6,377,1,-0.05,-0.05,0.02")
     found = samples(Clock(tracking(), listed))

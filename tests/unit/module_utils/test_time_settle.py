@@ -81,6 +81,12 @@ def test_who_uses_cuda_is_a_job_and_who_only_watches_is_none(root: Path) -> None
     assert gpu_processes(str(root)) == [22, 300]
 
 
+def test_a_device_that_was_removed_since_is_a_job_all_the_same(root: Path) -> None:
+    process(root, 22, "/dev/nvidia-uvm (deleted)")
+    process(root, 23, "/dev/nvidia-uvm-tools (deleted)")
+    assert gpu_processes(str(root)) == [22]
+
+
 def test_a_process_that_has_ended_is_none(root: Path) -> None:
     (root / "proc/77").mkdir()
     (root / "proc/78").write_text("no directory")
@@ -220,6 +226,16 @@ def test_a_job_ends_it_though_the_clock_follows_nobody(root: Path, chronyd: Fake
     ended = wait(root)[0]
     assert ended == Closed("process 4242 uses a GPU, and the clock follows nobody yet: from now on it is only slewed")
     assert steps_held(str(root))
+    assert chronyd.state["steps"] is False
+
+
+def test_an_open_quote_in_the_administrators_file_leaves_no_running_daemon_that_steps(
+    root: Path, chronyd: FakeChronyd
+) -> None:
+    (root / "etc/default/chrony").write_text('DAEMON_OPTS="-F 1\n')
+    chronyd.change(tracking=FOLLOWING)
+    with pytest.raises(StateFileError, match="correct the quotes"):
+        wait(root)
     assert chronyd.state["steps"] is False
 
 

@@ -151,6 +151,14 @@ def test_a_long_trial_of_new_rules_rings_nothing_and_one_that_never_ends_does(
     walled.write(f"{nft_trial.TRIAL_DIRECTORY[1:]}/trial.json", marker)
     now[0] += 299
     assert walled.looks(29) == []
+    walled.rules = "other rules"
+    assert len(walled.looks(4)) == 1
+    walled.rules = "new rules"  # on trial again: that is no end of it
+    assert walled.looks(20) == []
+    assert "alarms: firewall.ntp" in walled.watch._status()
+    walled.rules = walled.would_load
+    assert any("ended after" in line for line in walled.looks(12))
+    walled.rules = "new rules"
     now[0] += nft_trial.OVERDUE_S + 2
     (line,) = walled.looks(5)
     assert "firewall.ntp" in line
@@ -289,6 +297,19 @@ def test_a_note_that_cannot_be_used_rings_after_a_while_and_one_taken_away_ends_
     note.unlink()
     assert len(node.looks(10)) == 2
     assert node.looks(50) == []
+
+
+def test_a_note_that_is_gone_while_the_roles_files_stand_ends_nothing_and_is_said(node: Node) -> None:
+    node.write("etc/chrony/steadyrack.d/steadyrack.sources", "")
+    node.offset = 0.060
+    assert len(node.looks(4)) == 1
+    (node.root / time_checks.POLICY_PATH).unlink()
+    (line,) = node.looks(30)
+    assert "<1>ALARM: gpu-a1: time.config gpu-a1: /etc/steadyrack/time_sync.json is gone" in line
+    assert 'steadyrack_time_alarm_active{check="time.offset"} 1' in node.metrics()
+    node.write(time_checks.POLICY_PATH, NOTE)
+    node.offset = 0.0
+    assert any("ended after" in line and "time.offset" in line for line in node.looks(10))
 
 
 def test_a_wall_clock_set_back_by_a_year_neither_stops_nor_rings(node: Node) -> None:

@@ -110,3 +110,15 @@ def test_64_hosts_are_one_page_below_1_5_mb(answer: Answer) -> None:
 def test_no_data_at_all_is_still_a_page(unreachable: dict[str, Any]) -> None:
     assert Tags(draw(unreachable)).open == []
     assert Tags(draw()).open == []
+
+
+def test_a_night_on_local_fallback_is_hatched_its_own_way_and_said_in_words(answer: Answer) -> None:
+    islanded = answer("relay-a1", lambda s: None if 36000 <= s < 57600 else 20.0, gaps=[[36000, 57600, model.FALLBACK]])
+    islanded["log"]["summary"].update(gap_s=21600, fallback_s=21600, bound_unknown_s=180)
+    text = draw(islanded)
+    assert "on local fallback, following nobody outside: relay-a1 (6.0 h)" in text
+    assert "unknown for a while" not in text
+    assert 'fill="url(#alone)"><title>local fallback, 6.0 h' in text
+    assert 'id="alone"' in text
+    assert ", unknown for 3 min</td>" in text
+    Tags(text)
