@@ -199,10 +199,15 @@ def time_errors(errors: Any, facts: Any, groups: Any) -> dict[str, Any]:
     contacted: the role applies the same rules to what it is given.
     """
     relays = [host for host in groups.get("relays", []) if host in facts]
-    hosts = {
-        host: [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, groups, lines))]
-        for host, lines in errors["hosts"].items()
-    }
+    hosts = {}
+    for host, lines in errors["hosts"].items():
+        own = [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, groups, lines))]
+        # A key of a wrong form is told of its own host; held against others it would be told twice.
+        if not any("time_sync_key" in line for line in own):
+            own += [f"{host}: {text}" for text in _shared_key_errors(host, facts, relays)]
+        if not any("time_sync_upstreams" in line for line in own):
+            own += [f"{host}: {text}" for text in _shared_nts_errors(host, facts, relays)]
+        hosts[host] = own
     return {**errors, "hosts": hosts}
 
 
@@ -254,6 +259,74 @@ def _key_errors(variables: Mapping[str, Any]) -> Iterable[str]:
     wish = _as_number(variables.get("time_sync_key_id"))
     if wish and wish not in ids:
         yield f"time_sync_key_id: {wish:g}, and time_sync_keys has no such key. Next: add it, or correct the id"
+
+
+def _site_relays(host: str, facts: Any, relays: list[str]) -> list[str]:
+    """The other relays of ``host``'s site: those that a relay asks beside it, or that a node follows."""
+    site = facts.get(host, {}).get("rack_site")
+    return [other for other in relays if other != host and facts[other].get("rack_site") == site]
+
+
+def _keys_of(variables: Mapping[str, Any]) -> dict[float, tuple[str, str]] | None:
+    """Id -> type and secret in one spelling; None where they cannot be read, which is told elsewhere."""
+    given = variables.get("time_sync_keys") or []
+    if not isinstance(given, (list, tuple)) or not all(isinstance(key, Mapping) for key in given):
+        return None
+    found = {}
+    for key in given:
+        number, secret = _as_number(key.get("id")), str(key.get("key", ""))
+        if number is None:
+            return None
+        plain = secret.upper() if secret.startswith("HEX:") else secret.removeprefix("ASCII:")
+        found[number] = (str(key.get("type") or "SHA256"), plain)
+    return found
+
+
+def _shared_key_errors(host: str, facts: Any, relays: list[str]) -> Iterable[str]:
+    """Keys against the relays of the site: a packet signed with a key that the other end lacks gets no answer.
+
+    One relay without them takes the site's second source away, silently. No message holds a secret.
+    """
+    own = _keys_of(facts.get(host, {}))
+    for other in _site_relays(host, facts, relays):
+        others = _keys_of(facts[other])
+        if own is None or others is None:
+            continue
+        lacking = sorted(set(own) - set(others))
+        unlike = sorted(number for number in set(own) & set(others) if own[number] != others[number])
+        unknown = sorted(set(others) - set(own)) if host in relays else []
+        if lacking:
+            found, step = f"key {_listed(lacking)} is here and not on {other}", "give all relays of the site the same"
+        elif unlike:
+            found, step = f"key {_listed(unlike)} has another type or secret than on {other}", "correct one of the two"
+        elif unknown:
+            found, step = f"key {_listed(unknown)} is on {other} and not here", "give all relays of the site the same"
+        else:
+            continue
+        yield f"time_sync_keys: {found}; wanted one set of keys on all relays of a site, or none. Next: {step}"
+        return
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)
+
+
+def _asks_by_nts(variables: Mapping[str, Any]) -> bool:
+    given = variables.get("time_sync_upstreams")
+    entries = given if isinstance(given, (list, tuple)) else []
+    return any(isinstance(entry, Mapping) and entry.get("nts") is True for entry in entries)
+
+
+def _shared_nts_errors(host: str, facts: Any, relays: list[str]) -> Iterable[str]:
+    """A site is as trustworthy as its least relay: whoever can lie to the one without NTS has half of the votes."""
+    if host not in relays:
+        return
+    own = _asks_by_nts(facts[host])
+    other = next((one for one in _site_relays(host, facts, relays) if _asks_by_nts(facts[one]) != own), None)
+    if other is not None:
+        found = f"nts here and not on {other}" if own else f"nts on {other} and not here"
+        wanted = "all relays of a site or none"
+        yield f"time_sync_upstreams: {found}; wanted {wanted}. Next: give both the same, in group_vars of the site"
 
 
 def _as_number(value: Any) -> float | None:

@@ -344,3 +344,60 @@ def test_a_good_key_is_taken() -> None:
     key = {"id": 7, "type": "AES128", "key": "HEX:" + "0F" * 16}
     facts = {"gpu-a1": {"rack_site": "a", "time_sync_keys": [key], "time_sync_key_id": 7}}
     assert time_sources.time_errors({"hosts": {"gpu-a1": []}}, facts, {})["hosts"]["gpu-a1"] == []
+
+
+# --- keys and NTS of a whole site ------------------------------------------------------------------------
+
+KEY = {"id": 1, "key": "HEX:AB01"}
+OTHER = {"id": 1, "key": "HEX:CD02"}
+SECOND = {"id": 2, "key": "HEX:EF03"}
+
+
+def of_pair(host: str, one: Any = (), two: Any = (), **node: Any) -> list[str]:
+    """What is said of ``host`` in a site of two relays with these keys and a node with these variables."""
+    changes = {"relay_a1": {"time_sync_keys": list(one)}, "relay_a2": {"time_sync_keys": list(two)}}
+    return found(host, **changes, gpu_a1={"rack_site": "site-a", **node})
+
+
+@pytest.mark.parametrize(
+    ("host", "one", "two", "node", "said"),
+    [
+        ("relay-a1", [KEY], [], {}, "key 1 is here and not on relay-a2"),
+        ("relay-a2", [KEY], [], {}, "key 1 is on relay-a1 and not here"),
+        ("relay-a1", [KEY], [OTHER], {}, "key 1 has another type or secret than on relay-a2"),
+        ("relay-a1", [KEY], [{**KEY, "type": "SHA512"}], {}, "key 1 has another type or secret than on relay-a2"),
+        ("relay-a2", [KEY, SECOND], [KEY], {}, "key 2 is on relay-a1 and not here"),
+        ("gpu-a1", [KEY], [KEY], {"time_sync_keys": [SECOND], "time_sync_key_id": 2}, "key 2 is here and not on"),
+        ("gpu-a1", [KEY], [KEY], {"time_sync_keys": [OTHER], "time_sync_key_id": 1}, "another type or secret than on"),
+        ("gpu-a1", [], [], {"time_sync_keys": [KEY]}, "key 1 is here and not on relay-a1"),
+        ("gpu-a1", [KEY], [], {"time_sync_keys": [KEY], "time_sync_key_id": 1}, "key 1 is here and not on relay-a2"),
+    ],
+    ids=range(9),  # a test's name is told to the environment
+)
+def test_keys_are_the_same_on_all_relays_and_a_nodes_key_is_theirs(
+    host: str, one: Any, two: Any, node: Any, said: str
+) -> None:
+    (line,) = of_pair(host, one, two, **node)
+    assert line.startswith(f"{host}: time_sync_keys: ")
+    assert said in line
+    assert "wanted one set of keys on all relays of a site, or none" in line
+    assert not any(secret in line for secret in ("AB01", "CD02", "EF03", "HEX"))
+
+
+@pytest.mark.parametrize("host", ["relay-a1", "relay-a2", "relay-b1", "gpu-a1"])
+def test_keys_that_agree_in_any_spelling_and_a_node_without_one_pass(host: str) -> None:
+    spelt = {"id": "1", "type": "SHA256", "key": "HEX:ab01"}
+    assert of_pair(host, [KEY, SECOND], [SECOND, spelt]) == []
+    assert of_pair(host, [KEY, SECOND], [SECOND, spelt], time_sync_keys=[SECOND], time_sync_key_id=2) == []
+    assert of_pair(host, [{"id": 1, "key": "ASCII:x"}], [{"id": 1, "key": "x"}]) == []
+
+
+def test_nts_on_one_relay_of_a_site_alone_is_refused_on_both() -> None:
+    secured = [{"address": name, "nts": True} for name in FOUR]
+    (first,) = found("relay-a1", relay_a1={"time_sync_upstreams": secured})
+    (second,) = found("relay-a2", relay_a1={"time_sync_upstreams": secured})
+    assert "nts here and not on relay-a2; wanted all relays of a site or none" in first
+    assert "nts on relay-a1 and not here" in second
+    assert found("relay-b1", relay_a1={"time_sync_upstreams": secured}) == []
+    both = {"relay_a1": {"time_sync_upstreams": secured}, "relay_a2": {"time_sync_upstreams": secured}}
+    assert found("relay-a1", **both) == found("relay-a2", **both) == []
