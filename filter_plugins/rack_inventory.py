@@ -644,25 +644,19 @@ def _check_count(inventory: Inventory, host: str) -> None:
 
 
 def check_servers(inventory: Inventory) -> None:
-    """Addresses among the roles' inputs, by the rules that the roles' own templates apply later."""
-    rules = {
-        "time_sync_upstreams": server_addresses, "time_sync_relays": server_addresses,
-        "package_mirror_relays": server_addresses, "time_sync_client_networks": client_networks,
-        "package_mirror_client_networks": client_networks, "rack_firewall_client_networks": client_networks,
-        "rack_firewall_bmc_networks": client_networks,
-    }  # fmt: skip
+    """Addresses of upstreams, by the rules that the role's own template applies later."""
+    name = "time_sync_upstreams"
     for host in inventory.hosts:
-        for name, rule in rules.items():
-            value = inventory.variables[host].get(name)
-            if isinstance(value, (list, tuple)):
-                # An upstream may be a dictionary that says more of it; one without an address is named by time_errors.
-                entries = [entry for entry in value if not isinstance(entry, Mapping) or "address" in entry]
-                value = [entry["address"] if isinstance(entry, Mapping) else entry for entry in entries]
-            if value:
-                try:
-                    rule(value, name)
-                except FilterError as error:
-                    inventory.by_host[host].append(f"{host}: {error}. Next: {CORRECT}")
+        value = inventory.variables[host].get(name)
+        if isinstance(value, (list, tuple)):
+            # An upstream may be a dictionary that says more of it; one without an address is named by time_errors.
+            entries = [entry for entry in value if not isinstance(entry, Mapping) or "address" in entry]
+            value = [entry["address"] if isinstance(entry, Mapping) else entry for entry in entries]
+        if value:
+            try:
+                server_addresses(value, name)
+            except FilterError as error:
+                inventory.by_host[host].append(f"{host}: {error}. Next: {CORRECT}")
 
 
 def _from_command_line(value: Any) -> Any:

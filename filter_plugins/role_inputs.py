@@ -56,6 +56,35 @@ FORMS: dict[str, tuple[re.Pattern[str], str]] = {
         "names of units, not chronyd's own and not SSH's",
     ),
 }
+BY_GROUP = "put the host into relays or gpu_nodes"
+BY_RELAYS = "set rack_site and ansible_host of the relays"
+BY_NETWORKS = "set rack_networks, and rack_bmc_networks for BMCs"
+BY_OUTSIDE = "set rack_outside_address of the other sites' relays"
+# Inputs that the playbooks hand over from the inventory's facts, and where they take them: another value in the
+# inventory would go unread by the roles, and be believed by whoever reads the inventory.
+HANDED = {
+    "gpu_policy_plan_link_width": "set link_width in rack_gpus",
+    "node_agent_gpus": BY_GROUP,
+    "package_mirror_client_networks": BY_NETWORKS,
+    "package_mirror_mode": BY_GROUP,
+    "package_mirror_relays": BY_RELAYS,
+    "rack_firewall_bmc_networks": "set rack_bmc_networks",
+    "rack_firewall_client_networks": BY_NETWORKS,
+    "rack_firewall_mode": BY_GROUP,
+    "rack_firewall_other_relays": BY_OUTSIDE,
+    "rack_firewall_own_addresses": "set ansible_host",
+    "rack_firewall_relays": BY_RELAYS,
+    "rack_firewall_site_relays": BY_RELAYS,
+    "time_sync_client_networks": BY_NETWORKS,
+    "time_sync_known_relays": BY_RELAYS,
+    "time_sync_mode": BY_GROUP,
+    "time_sync_other_sites": BY_OUTSIDE,
+    "time_sync_peers": BY_RELAYS,
+    "time_sync_relays": BY_RELAYS,
+    "time_sync_site": "set rack_site",
+    # No role's: playbooks/report.yml has it, above any inventory.
+    "report_hours": "give it to playbooks/report.yml with -e",
+}
 # PCI Express link widths that a graphics card may train to (PCIe base specification).
 LINK_WIDTHS = (1, 2, 4, 8, 16)
 WEB_HOST = re.compile(r"(?:\[(?P<ip6>[0-9A-Fa-f:.%A-Za-z_-]+)\]|[^\[\]:@]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -99,7 +128,12 @@ def _plain(option: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _errors_of(variables: Mapping[str, Any], options: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    for name, step in HANDED.items():
+        if name in variables:
+            yield f"{name}: set, where no playbook reads it; wanted nothing. Next: remove it, {step}"
     for name, option in options.items():
+        if name in HANDED:
+            continue
         value = variables.get(name)
         if name not in variables or str(value).startswith(UNEVALUATED):
             continue

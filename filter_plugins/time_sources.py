@@ -40,6 +40,8 @@ ALARM_MS = 30.0
 # As chrony.keys(5) has a secret; lengths of the ciphers' keys (FIPS 197), bytes.
 SECRET_FORM = re.compile(r"HEX:(?:[0-9A-Fa-f]{2})+|(?!HEX:)(?:ASCII:)?[!-~]+")
 CIPHER_BYTES = {"AES128": 16, "AES256": 32}
+# Defaults of role time_sync, of which an inventory may set one alone.
+POLLS = {"upstream": (6, 8), "relay": (4, 4)}
 UNEVALUATED = "(cannot be evaluated: "
 
 
@@ -201,7 +203,7 @@ def time_errors(errors: Any, facts: Any, groups: Any) -> dict[str, Any]:
     relays = [host for host in groups.get("relays", []) if host in facts]
     hosts = {}
     for host, lines in errors["hosts"].items():
-        own = [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, groups, lines))]
+        own = [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, lines))]
         # A key of a wrong form is told of its own host; held against others it would be told twice.
         if not any("time_sync_key" in line for line in own):
             own += [f"{host}: {text}" for text in _shared_key_errors(host, facts, relays)]
@@ -211,12 +213,19 @@ def time_errors(errors: Any, facts: Any, groups: Any) -> dict[str, Any]:
     return {**errors, "hosts": hosts}
 
 
-def _host_errors(host: str, facts: Any, relays: list[str], groups: Any, lines: Any) -> Iterable[str]:
+def _host_errors(host: str, facts: Any, relays: list[str], lines: Any) -> Iterable[str]:
     variables = {name: value for name, value in facts.get(host, {}).items() if not str(value).startswith(UNEVALUATED)}
     alarm, warn = (_as_number(variables.get(f"time_sync_{name}_ms")) for name in ("alarm", "warn"))
     if warn is not None and warn > (ALARM_MS if alarm is None else alarm):
         limit = ALARM_MS if alarm is None else alarm
         yield f"time_sync_warn_ms: {warn:g}, above time_sync_alarm_ms ({limit:g}). Next: correct one of the two"
+    for kind, defaults in POLLS.items():
+        names = [f"time_sync_{kind}_{end}poll" for end in ("min", "max")]
+        ends = [_as_number(variables.get(name)) for name in names]
+        low, high = (default if value is None else value for value, default in zip(ends, defaults, strict=True))
+        if low > high:
+            found = f"{low:g}, above {names[1]} ({high:g}{', its default' if ends[1] is None else ''})"
+            yield f"{names[0]}: {found}; wanted at most that. Next: set both"
     # What the inventory's own rules refuse already (a malformed address, one server twice) is said once.
     judged = any("time_sync_upstreams" in line for line in lines)
     if host in relays and variables.get("time_sync_upstreams") is not None and not judged:
@@ -233,12 +242,6 @@ def _host_errors(host: str, facts: Any, relays: list[str], groups: Any, lines: A
         except FilterError as error:
             yield str(error)
     yield from _key_errors(variables)
-    given = variables.get("time_sync_relays")
-    if host in groups.get("gpu_nodes", []) and isinstance(given, (list, tuple)):
-        own = {canonical(host), canonical(variables.get("ansible_host") or host)}
-        itself = [str(name) for name in given if canonical(name) in own]
-        if itself:
-            yield f"time_sync_relays: {', '.join(itself)} is this node itself; wanted its relays. Next: remove it"
 
 
 def _key_errors(variables: Mapping[str, Any]) -> Iterable[str]:

@@ -32,10 +32,30 @@ def test_the_roles_defaults_are_right() -> None:
     for role in SPECS:
         defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text())
         given = {name: value for name, value in defaults.items() if "{{" not in str(value)}
-        assert found(**{name: value for name, value in given.items() if name not in HANDED}) == []
+        assert found(**{name: value for name, value in given.items() if name not in role_inputs.HANDED}) == []
 
 
-HANDED: tuple[str, ...] = ()
+def handed_over() -> set[str]:
+    """Inputs that a playbook gives to a role, whatever the inventory says."""
+    names = set()
+    for path in (ROLES.parent / "playbooks").glob("*.yml"):
+        for play in yaml.safe_load(path.read_text()):
+            for role in play.get("roles", []):
+                names |= set(role.get("vars", {}))
+    return names
+
+
+def test_what_the_playbooks_hand_over_is_refused_in_an_inventory() -> None:
+    # These two are rack_caps' and rack_inventory's to refuse, with the figure of the plan.
+    assert handed_over() - {"gpu_policy_plan_cap_w", "gpu_policy_gpu_count"} == set(role_inputs.HANDED) - {
+        "report_hours"
+    }
+
+
+@pytest.mark.parametrize("name", sorted(role_inputs.HANDED))
+@pytest.mark.parametrize("value", ["x", None, [], ["10.213.1.21"], True])
+def test_a_value_that_no_playbook_reads_is_refused_once(name: str, value: Any) -> None:
+    assert "no playbook reads it" in only(**{name: value})
 
 
 @pytest.mark.parametrize(

@@ -304,10 +304,26 @@ def test_a_warning_that_is_not_above_it_or_is_no_number_is_no_matter_of_this(giv
     assert found("gpu-a1", gpu_a1=given_values) == []
 
 
-@pytest.mark.parametrize("name", ["gpu-a1", "GPU-A1.", "10.213.1.31", "::ffff:10.213.1.31"])
-def test_a_node_that_follows_itself_is_refused(name: str) -> None:
-    (line,) = found("gpu-a1", gpu_a1={"time_sync_relays": ["10.213.1.21", name]})
-    assert f"{name} is this node itself" in line
+@pytest.mark.parametrize(
+    ("given_values", "said"),
+    [
+        ({"time_sync_upstream_minpoll": 9}, "time_sync_upstream_minpoll: 9, above time_sync_upstream_maxpoll (8, its"),
+        ({"time_sync_relay_minpoll": 6}, "time_sync_relay_minpoll: 6, above time_sync_relay_maxpoll (4, its default)"),
+        ({"time_sync_upstream_maxpoll": "5"}, "time_sync_upstream_minpoll: 6, above time_sync_upstream_maxpoll (5)"),
+        ({"time_sync_relay_maxpoll": 3}, "time_sync_relay_minpoll: 4, above"),
+    ],
+)
+def test_a_shortest_interval_above_the_longest_is_refused(given_values: dict[str, Any], said: str) -> None:
+    (line,) = found("gpu-a1", gpu_a1=given_values)
+    assert said in line
+    both = {"time_sync_upstream_minpoll": 9, "time_sync_upstream_maxpoll": 9, "time_sync_relay_maxpoll": 5}
+    assert found("gpu-a1", gpu_a1=both) == []
+
+
+def test_intervals_are_held_against_the_roles_own_defaults() -> None:
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+    for kind, ends in time_sources.POLLS.items():
+        assert ends == tuple(defaults[f"time_sync_{kind}_{end}poll"] for end in ("min", "max"))
 
 
 INPUTS = ["time_sync_upstreams", "time_sync_relays", "time_sync_warn_ms", "time_sync_alarm_ms",

@@ -176,7 +176,10 @@ def test_upstreams_that_are_votes_pass_also_as_dictionaries(tmp_path: Path) -> N
         ("gpu-a2", {"time_sync_warn_ms": 31}, "time_sync_warn_ms: 31, above time_sync_alarm_ms (30)"),
         ("gpu-a2", {"time_sync_alarm_ms": 5, "time_sync_warn_ms": 6}, "above time_sync_alarm_ms (5)"),
         ("gpu-a2", {"time_sync_alarm_ms": 0}, "time_sync_alarm_ms: 0.0; wanted 0.1 to"),
-        ("gpu-a2", {"time_sync_relays": ["192.0.2.11"]}, "192.0.2.11 is this node itself"),
+        ("gpu-a2", {"time_sync_relays": ["192.0.2.11"]}, "no playbook reads it"),
+        ("gpu-a2", {"report_hours": 48}, "give it to playbooks/report.yml with -e"),
+        ("relay-a1", {"time_sync_wait_s": None}, "is empty"),
+        ("relay-a1", {"time_sync_upstream_minpoll": 9}, "above time_sync_upstream_maxpoll (8, its default)"),
         ("relay-a1", {"time_sync_max_slew_ppm": 200000}, "wanted 1 to 100000"),
     ],
 )
