@@ -128,6 +128,9 @@ def _entry(value: Any, where: str) -> dict[str, Any]:
         raise FilterError(f"{where}.address: {address!r}; wanted a name or an address")
     if _is_nobody(address):
         raise FilterError(f"{where}.address: {address}: this host itself, or no host; wanted a server outside")
+    if _lacks_zone(address):
+        wanted = "the interface after it (fe80::1%eth0), or an address that is routed"
+        raise FilterError(f"{where}.address: {address}: link-local, on no interface; wanted {wanted}")
     if isinstance(offset, bool) or not isinstance(offset, (int, float)) or not -1 <= offset <= 1:
         raise FilterError(f"{where}.offset_s: {offset!r}; wanted seconds, at most 1 either way")
     if not isinstance(given.get("nts", False), bool):
@@ -144,8 +147,21 @@ def _is_nobody(name: str) -> bool:
     try:
         address = ipaddress.ip_address(bare.partition("%")[0])
     except ValueError:
-        return bare == "localhost" or bare.startswith("localhost.")
-    return address.is_loopback or address.is_unspecified or address.is_multicast
+        # 0x7f000001, 2130706433 and 127.1 are addresses to the C library.
+        last = bare.rpartition(".")[2]
+        return bare.partition(".")[0] == "localhost" or re.fullmatch(r"[0-9]+|0x[0-9a-f]*", last) is not None
+    # The upper 240.0.0.0/4, 255.255.255.255 with it, is nobody's (RFC 1112 section 4).
+    unused = address.version == 4 and address.is_reserved
+    return address.is_loopback or address.is_unspecified or address.is_multicast or unused
+
+
+def _lacks_zone(name: str) -> bool:
+    """IPv4's 169.254.0.0/16 needs none; a cloud's own clock is there."""
+    try:
+        address = ipaddress.ip_address(canonical(name))
+    except ValueError:
+        return False
+    return isinstance(address, ipaddress.IPv6Address) and address.is_link_local and not address.scope_id
 
 
 # --- the inventory's relays --------------------------------------------------------------------------
@@ -203,7 +219,7 @@ def time_errors(errors: Any, facts: Any, groups: Any) -> dict[str, Any]:
     relays = [host for host in groups.get("relays", []) if host in facts]
     hosts = {}
     for host, lines in errors["hosts"].items():
-        own = [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, lines))]
+        own = [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, groups, lines))]
         # A key of a wrong form is told of its own host; held against others it would be told twice.
         if not any("time_sync_key" in line for line in own):
             own += [f"{host}: {text}" for text in _shared_key_errors(host, facts, relays)]
@@ -213,7 +229,7 @@ def time_errors(errors: Any, facts: Any, groups: Any) -> dict[str, Any]:
     return {**errors, "hosts": hosts}
 
 
-def _host_errors(host: str, facts: Any, relays: list[str], lines: Any) -> Iterable[str]:
+def _host_errors(host: str, facts: Any, relays: list[str], groups: Any, lines: Any) -> Iterable[str]:
     variables = {name: value for name, value in facts.get(host, {}).items() if not str(value).startswith(UNEVALUATED)}
     alarm, warn = (_as_number(variables.get(f"time_sync_{name}_ms")) for name in ("alarm", "warn"))
     if warn is not None and warn > (ALARM_MS if alarm is None else alarm):
@@ -236,12 +252,45 @@ def _host_errors(host: str, facts: Any, relays: list[str], lines: Any) -> Iterab
                 relay_addresses(facts, relays),
                 LEAST_OPERATORS if least is None else least,
             )
+            yield from _inside_errors(entries, facts, groups)
             mixed = {entry["nts"] for entry in entries}
             if len(mixed) > 1:
                 yield "time_sync_upstreams: nts on some and not on others; wanted all or none. Next: correct it"
         except FilterError as error:
             yield str(error)
     yield from _key_errors(variables)
+
+
+def _inside_errors(entries: list[dict[str, Any]], facts: Any, groups: Any) -> Iterable[str]:
+    """Upstreams that are machines of the racks: they follow the relays, so that a relay would follow itself."""
+    nodes = [host for host in groups.get("gpu_nodes", []) if host in facts]
+    own = {canonical(name): host for host in nodes for name in (host, facts[host].get("ansible_host") or host)}
+    networks = [network for host in facts for network in _networks_of(facts[host])]
+    for entry in entries:
+        address, name = entry["address"], canonical(entry["address"])
+        found = f"{own[name]}, a node of this inventory" if name in own else _network_around(name, networks)
+        if found:
+            step = "remove it, or correct rack_networks"
+            yield f"time_sync_upstreams: {address}: {found}; wanted servers outside. Next: {step}"
+            return
+
+
+def _networks_of(variables: Mapping[str, Any]) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    given = variables.get("rack_networks")
+    for value in given if isinstance(given, (list, tuple)) else []:
+        try:
+            yield ipaddress.ip_network(str(value).strip())
+        except ValueError:
+            continue  # told by inventory_errors
+
+
+def _network_around(name: str, networks: Iterable[Any]) -> str | None:
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    around = next((network for network in networks if address in network), None)
+    return None if around is None else f"inside {around}, a machine of the rack itself"
 
 
 def _key_errors(variables: Mapping[str, Any]) -> Iterable[str]:
@@ -251,12 +300,14 @@ def _key_errors(variables: Mapping[str, Any]) -> Iterable[str]:
         return  # told by the role's own specification
     ids = [_as_number(key.get("id")) for key in keys]
     for key, number in zip(keys, ids, strict=True):
-        secret, size = str(key.get("key", "")), CIPHER_BYTES.get(str(key.get("type", "SHA256")))
+        secret, size = str(key.get("key") or ""), CIPHER_BYTES.get(str(key.get("type", "SHA256")))
         length = (len(secret) - 4) // 2 if secret.startswith("HEX:") else len(secret.removeprefix("ASCII:"))
         if not SECRET_FORM.fullmatch(secret) or (size is not None and length != size):
             wanted = "HEX: and an even number of digits, for AES128 32 and for AES256 64 of them"
             what = f"time_sync_keys: key {number or 0:g} is not of a form that chronyd takes"
             yield f"{what}; wanted {wanted}. Next: correct it"
+    if any(isinstance(key.get("id"), bool) for key in keys):
+        yield "time_sync_keys: an id is true or false; wanted a number from 1. Next: correct it"
     if len(set(ids)) != len(ids):
         yield "time_sync_keys: an id is there twice; wanted each id once. Next: correct it"
     wish = _as_number(variables.get("time_sync_key_id"))

@@ -276,6 +276,36 @@ def test_what_makes_the_vote_less_than_it_seems_is_said_once_of_its_relay(values
     assert found("relay-b1", relay_a1={"time_sync_upstreams": values}) == []
 
 
+@pytest.mark.parametrize("address", ["255.255.255.255", "240.0.0.1", "224.0.1.1", "ff02::101", "0x7f000001", "0x7f.1",
+                                     "127.1", "2130706433", "localhost", "::ffff:127.0.0.1"])  # fmt: skip
+def test_an_upstream_that_is_no_single_server_outside_is_refused(address: str) -> None:
+    assert "this host itself, or no host" in refused([address])
+
+
+def test_a_link_local_upstream_needs_its_interface_and_a_clouds_clock_does_not() -> None:
+    assert "link-local, on no interface" in refused(["fe80::1"])
+    assert len(upstreams(["fe80::1%eth0", "169.254.169.123", "0x.example"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("gpu-a1", "gpu-a1, a node of this inventory"),
+        ("GPU-A1.", "gpu-a1, a node of this inventory"),
+        ("10.213.1.31", "gpu-a1, a node of this inventory"),
+        ("10.213.1.99", "inside 10.213.1.0/24, a machine of the rack itself"),
+        ("::ffff:10.213.1.99", "inside 10.213.1.0/24"),
+        ("2001:db8:1::5", "inside 2001:db8:1::/64"),
+    ],
+)
+def test_a_machine_of_the_racks_is_no_upstream(address: str, said: str) -> None:
+    networks = {"rack_networks": ["10.213.1.0/24", "2001:db8:1::/64", "nonsense", 5]}
+    (line,) = found("relay-a1", relay_a1={"time_sync_upstreams": [*FOUR, address]}, relay_b1=networks)
+    assert f"{address}: {said}" in line
+    assert "wanted servers outside" in line
+    assert found("relay-a1", relay_a1={"time_sync_upstreams": [*FOUR, "10.213.0.99"]}, relay_b1=networks) == []
+
+
 def test_what_is_said_already_is_not_said_again() -> None:
     said = ("relay-a1: time_sync_upstreams: 10.0.0.300: not an address",)
     assert found("relay-a1", said, relay_a1={"time_sync_upstreams": ["10.0.0.300"]}) == []
@@ -341,6 +371,8 @@ def test_whatever_an_inventory_holds_preflight_goes_on(variables: dict[str, Any]
     ("variables", "said"),
     [
         ({"time_sync_keys": [{"id": 7, "key": "HEX:1"}]}, "key 7 is not of a form"),
+        ({"time_sync_keys": [{"id": 7, "key": None}]}, "key 7 is not of a form"),
+        ({"time_sync_keys": [{"id": True, "key": "HEX:AB"}]}, "an id is true or false"),
         ({"time_sync_keys": [{"id": 7, "type": "AES128", "key": "HEX:ABCDEF"}]}, "key 7 is not of a form"),
         ({"time_sync_keys": [{"id": 7, "key": "two words"}]}, "key 7 is not of a form"),
         ({"time_sync_keys": [{"id": 7, "key": "HEX:AB"}, {"id": 7, "key": "HEX:CD"}]}, "each id once"),
