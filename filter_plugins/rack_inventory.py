@@ -361,7 +361,7 @@ def check_addresses(inventory: Inventory) -> None:
     before = {host: len(lines) for host, lines in inventory.by_host.items()}
     _check_each_address(inventory)
     faults = {host: inventory.by_host[host][before[host] :] for host in inventory.members("relays")}
-    _tell_nodes_of_relays(inventory, faults)
+    _tell_site_of_relays(inventory, faults)
 
 
 ADDRESS_FORMS = "a host name, an IPv4 or an IPv6 address"
@@ -396,15 +396,15 @@ def _port(inventory: Inventory, host: str) -> str:
     return str(inventory.variables[host].get("ansible_port") or 22)
 
 
-def _tell_nodes_of_relays(inventory: Inventory, faults: Mapping[str, list[str]]) -> None:
-    """A wrong address of a relay is its nodes' as well, which get it as theirs: also with --limit to one of them."""
+def _tell_site_of_relays(inventory: Inventory, faults: Mapping[str, list[str]]) -> None:
+    """A wrong address of a relay is its site's, whose nodes and relays ask there: also with --limit to one of them."""
     for relay, lines in faults.items():
         site = _site(inventory, relay)
-        for node in inventory.members("gpu_nodes"):
-            if site is None or _site(inventory, node) != site or node == relay:
+        for host in inventory.hosts:
+            if site is None or _site(inventory, host) != site or host == relay:
                 continue
-            if not any(f"also that of {relay};" in line for line in inventory.by_host[node]):
-                inventory.by_host[node] += [f"{node}: its relay {line}" for line in lines]
+            if not any(f"also that of {relay};" in line for line in inventory.by_host[host]):
+                inventory.by_host[host] += [f"{host}: its relay {line}" for line in lines]
 
 
 def _check_relay_address(inventory: Inventory, host: str, address: str) -> None:

@@ -289,6 +289,12 @@ def test_a_relay_that_its_nodes_cannot_reach_is_named_by_its_ansible_host(addres
     assert wrong["gpu-s1"] == [f"gpu-s1: its relay {line}"]
 
 
+def test_the_other_relay_of_the_site_is_told_too(pair: Pair) -> None:
+    pair.vars["relay-a2"]["ansible_host"] = "127.0.0.1"
+    assert sorted(pair.wrong()) == ["gpu-a1", "gpu-a2", "relay-a1", "relay-a2"]
+    assert pair.wrong()["relay-a1"][0].startswith("relay-a1: its relay relay-a2: ansible_host: '127.0.0.1'")
+
+
 def test_localhost_as_a_relay_names_ansible_host_on_its_nodes_too(pair: Pair) -> None:
     pair.vars["relay-s1"]["ansible_host"] = "localhost"
     assert "set ansible_host to its address" in pair.wrong()["gpu-s1"][0]
