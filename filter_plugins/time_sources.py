@@ -127,10 +127,12 @@ def _entry(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(address, str) or not address.strip():
         raise FilterError(f"{where}.address: {address!r}; wanted a name or an address")
     if _is_nobody(address):
-        raise FilterError(f"{where}.address: {address}: this host itself, or no host; wanted a server outside")
+        raise FilterError(
+            f"{where}.address: {address}: this host itself, or no host; wanted a server outside. Next: remove it"
+        )
     if _lacks_zone(address):
         wanted = "the interface after it (fe80::1%eth0), or an address that is routed"
-        raise FilterError(f"{where}.address: {address}: link-local, on no interface; wanted {wanted}")
+        raise FilterError(f"{where}.address: {address}: link-local, on no interface; wanted {wanted}. Next: correct it")
     if isinstance(offset, bool) or not isinstance(offset, (int, float)) or not -1 <= offset <= 1:
         raise FilterError(f"{where}.offset_s: {offset!r}; wanted seconds, at most 1 either way")
     if not isinstance(given.get("nts", False), bool):
