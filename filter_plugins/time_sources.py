@@ -42,6 +42,8 @@ SECRET_FORM = re.compile(r"HEX:(?:[0-9A-Fa-f]{2})+|(?!HEX:)(?:ASCII:)?[!-~]+")
 CIPHER_BYTES = {"AES128": 16, "AES256": 32}
 # Defaults of role time_sync, of which an inventory may set one alone.
 POLLS = {"upstream": (6, 8), "relay": (4, 4)}
+# The widest network that can be somebody's own: 10.0.0.0/8 (RFC 1918) and fc00::/7 (RFC 4193).
+WIDEST = {4: 8, 6: 7}
 UNEVALUATED = "(cannot be evaluated: "
 
 
@@ -281,9 +283,12 @@ def _networks_of(variables: Mapping[str, Any]) -> Iterable[ipaddress.IPv4Network
     given = variables.get("rack_networks")
     for value in given if isinstance(given, (list, tuple)) else []:
         try:
-            yield ipaddress.ip_network(str(value).strip())
+            network = ipaddress.ip_network(str(value).strip())
         except ValueError:
             continue  # told by inventory_errors
+        # A wider one is nobody's own, and everybody is inside: told by firewall_errors, which comes after.
+        if network.prefixlen >= WIDEST[network.version]:
+            yield network
 
 
 def _network_around(name: str, networks: Iterable[Any]) -> str | None:

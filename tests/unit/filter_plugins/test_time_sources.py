@@ -306,6 +306,12 @@ def test_a_machine_of_the_racks_is_no_upstream(address: str, said: str) -> None:
     assert found("relay-a1", relay_a1={"time_sync_upstreams": [*FOUR, "10.213.0.99"]}, relay_b1=networks) == []
 
 
+def test_networks_that_hold_half_the_world_are_no_reason_against_an_upstream() -> None:
+    """The firewall refuses them, which is the clearer word."""
+    given_networks = {"rack_networks": ["0.0.0.0/1", "128.0.0.0/1", "2000::/3"]}
+    assert found("relay-a1", relay_a1={"time_sync_upstreams": [*FOUR, "192.0.2.7"], **given_networks}) == []
+
+
 def test_what_is_said_already_is_not_said_again() -> None:
     said = ("relay-a1: time_sync_upstreams: 10.0.0.300: not an address",)
     assert found("relay-a1", said, relay_a1={"time_sync_upstreams": ["10.0.0.300"]}) == []
