@@ -141,6 +141,8 @@ def _extra_rules(entries: Any) -> dict[str, list[str]]:
         name = f"rack_firewall_extra_rules[{place}]"
         if not isinstance(entry, Mapping) or set(entry) != {"chain", "rule"} or entry["chain"] not in CHAINS:
             raise FilterError(f"{name}: {entry!r}: wanted {{chain: input|output|forward, rule: one nft rule}}")
+        if not isinstance(entry["rule"], str):
+            raise FilterError(f"{name}.rule: {entry['rule']!r}: wanted a text, one nft rule. Next: correct it")
         rule = str(entry["rule"]).strip()
         if not RULE_FORM.fullmatch(rule) or not _balanced(rule) or rule.count('"') % 2:
             raise FilterError(f"{name}: {rule!r}: wanted one nft rule on one line, without ; # and open braces, quotes")

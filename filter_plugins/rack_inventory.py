@@ -103,8 +103,15 @@ def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
         return None
 
 
-def address_fault(value: Any) -> str | None:
-    """What is wrong with a host name or address, None when nothing is. One fault, the most telling one."""
+SSH_PORT = "it has a port; give the port in ansible_port"
+NTP_PORT = "it has a port; give no port: NTP is UDP 123"
+
+
+def address_fault(value: Any, port: str = SSH_PORT) -> str | None:
+    """What is wrong with a host name or address, None when nothing is. One fault, the most telling one.
+
+    ``port``: what to say of a port.
+    """
     if not isinstance(value, str) or not value.strip():
         return "it is not a text" if not isinstance(value, str) else "it is empty"
     text = str(value)
@@ -118,17 +125,17 @@ def address_fault(value: Any) -> str | None:
         return "it has a slash; give a name or an address, not a URL or a network"
     if "[" in text or "]" in text or text.count(":") > 1 or "%" in text:
         if re.fullmatch(r"\[[^\]]+\]:\d+", text):
-            return "it has a port; give the port in ansible_port"
+            return port
         return "it is not an IPv6 address"
     if ":" in text:
-        return "it has a port; give the port in ansible_port"
+        return port
     return _name_fault(text)
 
 
 def _name_fault(text: str) -> str | None:
     labels = text.rstrip(".").split(".")
-    if labels[-1].isdigit():
-        # No top-level domain is a number: this was meant as an IPv4 address.
+    if labels[-1].isdigit() or re.fullmatch(r"0[xX][0-9A-Fa-f]*", labels[-1]):
+        # No top-level domain is a number: this was meant as an IPv4 address. 0x7f000001 is one to the C library.
         return "it is not an IPv4 address"
     if len(text) > 253:
         return "it is longer than 253 characters"
@@ -151,6 +158,20 @@ def normal_address(value: Any) -> str:
     return str(address)
 
 
+def elsewhere_fault(value: Any) -> str | None:
+    """Why nobody on another wire can reach a well-formed address; None for those that can be, and for names."""
+    address = parse_address(normal_address(value))
+    if address is None:
+        return None
+    if address.is_loopback:
+        return "it is every machine's own (loopback)"
+    if address.is_unspecified:
+        return "it is nobody's"
+    if address.is_multicast or str(address) == "255.255.255.255":
+        return "it is no single machine's"
+    return "it is known on one wire alone (link-local)" if address.is_link_local else None
+
+
 def host_address(value: Any) -> str:
     """The bare address, as ping, chrony and ssh want it; malformed ones are refused."""
     fault = address_fault(value)
@@ -168,6 +189,9 @@ def url_host(value: Any) -> str:
     return bare
 
 
+MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+
+
 def network_fault(value: Any) -> str | None:
     """What is wrong with a network in CIDR form, None when nothing is."""
     if not isinstance(value, str):
@@ -180,6 +204,10 @@ def network_fault(value: Any) -> str | None:
         return str(error)
     if network.prefixlen == 0:
         return "it is the whole world"
+    if network.is_loopback or network.is_multicast or network.is_link_local:
+        return "it is no network of machines (loopback, multicast or link-local)"
+    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(MAPPED):
+        return "it is IPv4 written as IPv6; write it as IPv4"
     return None
 
 
@@ -200,7 +228,7 @@ def server_addresses(values: Any, name: str = "sources") -> list[str]:
         raise FilterError(f"{name} is {shown(values)}; wanted a list with at least one name or address")
     seen: dict[str, str] = {}
     for value in values:
-        fault = address_fault(value)
+        fault = address_fault(value, NTP_PORT if name.startswith("time_sync_") else SSH_PORT)
         if fault:
             raise FilterError(f"{name}: {shown(value)}: {fault}; wanted a name or an address")
         key = normal_address(value)
@@ -325,26 +353,37 @@ def _site(inventory: Inventory, host: str) -> str | None:
 
 def check_addresses(inventory: Inventory) -> None:
     """Malformed names and addresses, and two hosts behind one address."""
+    for host in inventory.hosts:
+        fault = address_fault(host)
+        if fault:
+            step = "rename it; files and units are named after it"
+            inventory.add(host, "name", f"{shown(host)}: {fault}", ADDRESS_FORMS, step)
+    before = {host: len(lines) for host, lines in inventory.by_host.items()}
+    _check_each_address(inventory)
+    faults = {host: inventory.by_host[host][before[host] :] for host in inventory.members("relays")}
+    _tell_site_of_relays(inventory, faults)
+
+
+ADDRESS_FORMS = "a host name, an IPv4 or an IPv6 address"
+
+
+def _check_each_address(inventory: Inventory) -> None:
     owners: dict[tuple[str, str], str] = {}
-    wanted = "a host name, an IPv4 or an IPv6 address"
     for host in inventory.hosts:
         given = inventory.variables[host].get("ansible_host")
         address = host if given is None else given
-        fault, name_fault = address_fault(address), address_fault(host)
-        if name_fault:
-            step = "rename it; files and units are named after it"
-            inventory.add(host, "name", f"{shown(host)}: {name_fault}", wanted, step)
+        fault = address_fault(address)
         if fault is None and str(address).startswith("["):
             found = f"{shown(address)}: ssh takes the brackets for a part of it"
             step = "take them away; a port goes into ansible_port"
             inventory.add(host, "ansible_host", found, "an IPv6 address without brackets", step)
         if fault:
             if given is not None:
-                inventory.add(host, "ansible_host", f"{shown(given)}: {fault}", wanted)
+                inventory.add(host, "ansible_host", f"{shown(given)}: {fault}", ADDRESS_FORMS)
             continue
         _check_relay_address(inventory, host, str(address))
         # Two ports of one address are two hosts (behind a forwarding, or in a laboratory).
-        key = (normal_address(address), str(inventory.variables[host].get("ansible_port") or 22))
+        key = (normal_address(address), _port(inventory, host))
         first = owners.setdefault(key, host)
         if first != host:
             for one, other in ((host, first), (first, host)):
@@ -353,13 +392,30 @@ def check_addresses(inventory: Inventory) -> None:
                 )
 
 
+def _port(inventory: Inventory, host: str) -> str:
+    return str(inventory.variables[host].get("ansible_port") or 22)
+
+
+def _tell_site_of_relays(inventory: Inventory, faults: Mapping[str, list[str]]) -> None:
+    """A wrong address of a relay is its site's, whose nodes and relays ask there: also with --limit to one of them."""
+    for relay, lines in faults.items():
+        site = _site(inventory, relay)
+        for host in inventory.hosts:
+            if site is None or _site(inventory, host) != site or host == relay:
+                continue
+            if not any(f"also that of {relay};" in line for line in inventory.by_host[host]):
+                inventory.by_host[host] += [f"{host}: its relay {line}" for line in lines]
+
+
 def _check_relay_address(inventory: Inventory, host: str, address: str) -> None:
     """A relay is known to its nodes' firewall, whose rules are loaded at boot, before a name can be looked up."""
-    if (
-        host in inventory.members("relays")
-        and parse_address(address) is None
-        and "ansible_host" not in inventory.broken[host]
-    ):
+    if host not in inventory.members("relays") or "ansible_host" in inventory.broken[host]:
+        return
+    fault = elsewhere_fault(address)
+    if fault:
+        wanted = "the address at which its nodes ask for the time"
+        inventory.add(host, "ansible_host", f"{shown(address)}: {fault}", wanted, "set ansible_host to it")
+    if parse_address(address) is None:
         found = f"{address}, a name that the firewall of its nodes cannot look up at boot"
         inventory.add(host, "address", found, "an IPv4 or IPv6 address", "set ansible_host to its address")
 
@@ -442,6 +498,7 @@ def check_rack_facts(inventory: Inventory) -> None:
         _check_outside_address(inventory, host)
     _check_one_rack(inventory)
     _check_outside_twins(inventory)
+    _check_networks_hold_hosts(inventory)
 
 
 def _check_networks(inventory: Inventory, host: str, name: str) -> None:
@@ -462,6 +519,32 @@ def _check_networks(inventory: Inventory, host: str, name: str) -> None:
             inventory.add(host, name, f"{shown(network)}: {fault}", wanted)
 
 
+def _check_networks_hold_hosts(inventory: Inventory) -> None:
+    """A site's networks hold at least one of its hosts; else the relays would serve somebody, and not the rack."""
+    known = {host: _inside_address(inventory, host) for host in inventory.hosts}
+    # An address that several have is a forwarding, which says nothing of the network behind it.
+    alone = {host: one for host, one in known.items() if one is not None and list(known.values()).count(one) == 1}
+    for host in inventory.hosts:
+        value, site = inventory.variables[host].get("rack_networks"), _site(inventory, host)
+        if site is None or not isinstance(value, (list, tuple)) or not value or any(map(network_fault, value)):
+            continue
+        networks = [ipaddress.ip_network(str(network).strip()) for network in value]
+        of_site = [(other, address) for other, address in alone.items() if _site(inventory, other) == site]
+        if of_site and not any(address in network for _other, address in of_site for network in networks):
+            other, address = of_site[0]
+            found = f"{', '.join(map(str, networks))} without a single host of {site}"
+            wanted = f"the networks of its hosts, with {address} of {other} inside"
+            inventory.add(host, "rack_networks", found, wanted, "correct rack_networks in group_vars of the site")
+
+
+def _inside_address(inventory: Inventory, host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address of a host inside its site, where it is an address that can be in a network."""
+    given = inventory.variables[host].get("ansible_host") or host
+    if address_fault(given) or elsewhere_fault(given):
+        return None
+    return parse_address(normal_address(given))
+
+
 def _check_outside_address(inventory: Inventory, host: str) -> None:
     """The address under which the relays of other sites reach a relay. Nothing else has one: nodes are not reached.
 
@@ -471,12 +554,26 @@ def _check_outside_address(inventory: Inventory, host: str) -> None:
     if value is None:
         return
     wanted = "an IPv4 or IPv6 address, no name"
-    fault = address_fault(value)
+    fault = address_fault(value, NTP_PORT)
+    if fault is None and str(value).startswith("["):
+        fault = "it has brackets; chronyd and nft take them for a part of it"
+    fault = fault or elsewhere_fault(value)
     if fault or parse_address(value) is None:
-        inventory.add(host, "rack_outside_address", f"{shown(value)}: {fault}" if fault else shown(value), wanted)
+        found = f"{shown(value)}: {fault}" if fault else shown(value)
+        inventory.add(host, "rack_outside_address", found, wanted)
+        _tell_other_relays(inventory, host, found, wanted)
     elif host not in inventory.members("relays"):
         step = "remove it, or set it in host_vars of the relay"
         inventory.add(host, "rack_outside_address", f"{shown(value)}, on a host that is no relay", "none", step)
+
+
+def _tell_other_relays(inventory: Inventory, host: str, found: str, wanted: str) -> None:
+    """The relays of other sites get the address as one that may ask them."""
+    if host not in inventory.members("relays"):
+        return
+    for other in inventory.members("relays"):
+        if _site(inventory, other) != _site(inventory, host):
+            inventory.add(other, f"relay {host} of another site: rack_outside_address", found, wanted)
 
 
 def _check_outside_twins(inventory: Inventory) -> None:
@@ -491,6 +588,20 @@ def _check_outside_twins(inventory: Inventory) -> None:
             for one, other in ((host, first), (first, host)):
                 found, step = f"{value} is also that of {other}", "set it in each relay's host_vars"
                 inventory.add(one, "rack_outside_address", found, "one for each relay", step)
+        _check_outside_against_inside(inventory, host, value)
+
+
+def _check_outside_against_inside(inventory: Inventory, host: str, value: Any) -> None:
+    """No other machine has it. Its own ansible_host may be the same, where the sites share a network."""
+    for other in inventory.hosts:
+        address = inventory.variables[other].get("ansible_host") or other
+        # At another port it is a forwarding that both are behind.
+        same = not address_fault(address) and normal_address(address) == normal_address(value)
+        if other != host and same and _port(inventory, other) == _port(inventory, host):
+            found = f"{value} is the address of {other}: two machines with one address"
+            for one in (host, other):
+                what = "rack_outside_address" if one == host else f"address: rack_outside_address of {host}"
+                inventory.add(one, what, found, "an address of its own", "correct one of the two")
 
 
 def _check_gpus(inventory: Inventory, host: str) -> None:
@@ -644,25 +755,19 @@ def _check_count(inventory: Inventory, host: str) -> None:
 
 
 def check_servers(inventory: Inventory) -> None:
-    """Addresses among the roles' inputs, by the rules that the roles' own templates apply later."""
-    rules = {
-        "time_sync_upstreams": server_addresses, "time_sync_relays": server_addresses,
-        "package_mirror_relays": server_addresses, "time_sync_client_networks": client_networks,
-        "package_mirror_client_networks": client_networks, "rack_firewall_client_networks": client_networks,
-        "rack_firewall_bmc_networks": client_networks,
-    }  # fmt: skip
+    """Addresses of upstreams, by the rules that the role's own template applies later."""
+    name = "time_sync_upstreams"
     for host in inventory.hosts:
-        for name, rule in rules.items():
-            value = inventory.variables[host].get(name)
-            if isinstance(value, (list, tuple)):
-                # An upstream may be a dictionary that says more of it; one without an address is named by time_errors.
-                entries = [entry for entry in value if not isinstance(entry, Mapping) or "address" in entry]
-                value = [entry["address"] if isinstance(entry, Mapping) else entry for entry in entries]
-            if value:
-                try:
-                    rule(value, name)
-                except FilterError as error:
-                    inventory.by_host[host].append(f"{host}: {error}. Next: {CORRECT}")
+        value = inventory.variables[host].get(name)
+        if isinstance(value, (list, tuple)):
+            # An upstream may be a dictionary that says more of it; one without an address is named by time_errors.
+            entries = [entry for entry in value if not isinstance(entry, Mapping) or "address" in entry]
+            value = [entry["address"] if isinstance(entry, Mapping) else entry for entry in entries]
+        if value:
+            try:
+                server_addresses(value, name)
+            except FilterError as error:
+                inventory.by_host[host].append(f"{host}: {error}. Next: {CORRECT}")
 
 
 def _from_command_line(value: Any) -> Any:

@@ -40,6 +40,10 @@ ALARM_MS = 30.0
 # As chrony.keys(5) has a secret; lengths of the ciphers' keys (FIPS 197), bytes.
 SECRET_FORM = re.compile(r"HEX:(?:[0-9A-Fa-f]{2})+|(?!HEX:)(?:ASCII:)?[!-~]+")
 CIPHER_BYTES = {"AES128": 16, "AES256": 32}
+# Defaults of role time_sync, of which an inventory may set one alone.
+POLLS = {"upstream": (6, 8), "relay": (4, 4)}
+# The widest network that can be somebody's own: 10.0.0.0/8 (RFC 1918) and fc00::/7 (RFC 4193).
+WIDEST = {4: 8, 6: 7}
 UNEVALUATED = "(cannot be evaluated: "
 
 
@@ -125,7 +129,12 @@ def _entry(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(address, str) or not address.strip():
         raise FilterError(f"{where}.address: {address!r}; wanted a name or an address")
     if _is_nobody(address):
-        raise FilterError(f"{where}.address: {address}: this host itself, or no host; wanted a server outside")
+        raise FilterError(
+            f"{where}.address: {address}: this host itself, or no host; wanted a server outside. Next: remove it"
+        )
+    if _lacks_zone(address):
+        wanted = "the interface after it (fe80::1%eth0), or an address that is routed"
+        raise FilterError(f"{where}.address: {address}: link-local, on no interface; wanted {wanted}. Next: correct it")
     if isinstance(offset, bool) or not isinstance(offset, (int, float)) or not -1 <= offset <= 1:
         raise FilterError(f"{where}.offset_s: {offset!r}; wanted seconds, at most 1 either way")
     if not isinstance(given.get("nts", False), bool):
@@ -142,8 +151,21 @@ def _is_nobody(name: str) -> bool:
     try:
         address = ipaddress.ip_address(bare.partition("%")[0])
     except ValueError:
-        return bare == "localhost" or bare.startswith("localhost.")
-    return address.is_loopback or address.is_unspecified or address.is_multicast
+        # 0x7f000001, 2130706433 and 127.1 are addresses to the C library.
+        last = bare.rpartition(".")[2]
+        return bare.partition(".")[0] == "localhost" or re.fullmatch(r"[0-9]+|0x[0-9a-f]*", last) is not None
+    # The upper 240.0.0.0/4, 255.255.255.255 with it, is nobody's (RFC 1112 section 4).
+    unused = address.version == 4 and address.is_reserved
+    return address.is_loopback or address.is_unspecified or address.is_multicast or unused
+
+
+def _lacks_zone(name: str) -> bool:
+    """IPv4's 169.254.0.0/16 needs none; a cloud's own clock is there."""
+    try:
+        address = ipaddress.ip_address(canonical(name))
+    except ValueError:
+        return False
+    return isinstance(address, ipaddress.IPv6Address) and address.is_link_local and not address.scope_id
 
 
 # --- the inventory's relays --------------------------------------------------------------------------
@@ -199,10 +221,15 @@ def time_errors(errors: Any, facts: Any, groups: Any) -> dict[str, Any]:
     contacted: the role applies the same rules to what it is given.
     """
     relays = [host for host in groups.get("relays", []) if host in facts]
-    hosts = {
-        host: [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, groups, lines))]
-        for host, lines in errors["hosts"].items()
-    }
+    hosts = {}
+    for host, lines in errors["hosts"].items():
+        own = [*lines, *(f"{host}: {text}" for text in _host_errors(host, facts, relays, groups, lines))]
+        # A key of a wrong form is told of its own host; held against others it would be told twice.
+        if not any("time_sync_key" in line for line in own):
+            own += [f"{host}: {text}" for text in _shared_key_errors(host, facts, relays)]
+        if not any("time_sync_upstreams" in line for line in own):
+            own += [f"{host}: {text}" for text in _shared_nts_errors(host, facts, relays)]
+        hosts[host] = own
     return {**errors, "hosts": hosts}
 
 
@@ -212,6 +239,13 @@ def _host_errors(host: str, facts: Any, relays: list[str], groups: Any, lines: A
     if warn is not None and warn > (ALARM_MS if alarm is None else alarm):
         limit = ALARM_MS if alarm is None else alarm
         yield f"time_sync_warn_ms: {warn:g}, above time_sync_alarm_ms ({limit:g}). Next: correct one of the two"
+    for kind, defaults in POLLS.items():
+        names = [f"time_sync_{kind}_{end}poll" for end in ("min", "max")]
+        ends = [_as_number(variables.get(name)) for name in names]
+        low, high = (default if value is None else value for value, default in zip(ends, defaults, strict=True))
+        if low > high:
+            found = f"{low:g}, above {names[1]} ({high:g}{', its default' if ends[1] is None else ''})"
+            yield f"{names[0]}: {found}; wanted at most that. Next: set both"
     # What the inventory's own rules refuse already (a malformed address, one server twice) is said once.
     judged = any("time_sync_upstreams" in line for line in lines)
     if host in relays and variables.get("time_sync_upstreams") is not None and not judged:
@@ -222,18 +256,48 @@ def _host_errors(host: str, facts: Any, relays: list[str], groups: Any, lines: A
                 relay_addresses(facts, relays),
                 LEAST_OPERATORS if least is None else least,
             )
+            yield from _inside_errors(entries, facts, groups)
             mixed = {entry["nts"] for entry in entries}
             if len(mixed) > 1:
                 yield "time_sync_upstreams: nts on some and not on others; wanted all or none. Next: correct it"
         except FilterError as error:
             yield str(error)
     yield from _key_errors(variables)
-    given = variables.get("time_sync_relays")
-    if host in groups.get("gpu_nodes", []) and isinstance(given, (list, tuple)):
-        own = {canonical(host), canonical(variables.get("ansible_host") or host)}
-        itself = [str(name) for name in given if canonical(name) in own]
-        if itself:
-            yield f"time_sync_relays: {', '.join(itself)} is this node itself; wanted its relays. Next: remove it"
+
+
+def _inside_errors(entries: list[dict[str, Any]], facts: Any, groups: Any) -> Iterable[str]:
+    """Upstreams that are machines of the racks: they follow the relays, so that a relay would follow itself."""
+    nodes = [host for host in groups.get("gpu_nodes", []) if host in facts]
+    own = {canonical(name): host for host in nodes for name in (host, facts[host].get("ansible_host") or host)}
+    networks = [network for host in facts for network in _networks_of(facts[host])]
+    for entry in entries:
+        address, name = entry["address"], canonical(entry["address"])
+        found = f"{own[name]}, a node of this inventory" if name in own else _network_around(name, networks)
+        if found:
+            step = "remove it, or correct rack_networks"
+            yield f"time_sync_upstreams: {address}: {found}; wanted servers outside. Next: {step}"
+            return
+
+
+def _networks_of(variables: Mapping[str, Any]) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    given = variables.get("rack_networks")
+    for value in given if isinstance(given, (list, tuple)) else []:
+        try:
+            network = ipaddress.ip_network(str(value).strip())
+        except ValueError:
+            continue  # told by inventory_errors
+        # A wider one is nobody's own, and everybody is inside: told by firewall_errors, which comes after.
+        if network.prefixlen >= WIDEST[network.version]:
+            yield network
+
+
+def _network_around(name: str, networks: Iterable[Any]) -> str | None:
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    around = next((network for network in networks if address in network), None)
+    return None if around is None else f"inside {around}, a machine of the rack itself"
 
 
 def _key_errors(variables: Mapping[str, Any]) -> Iterable[str]:
@@ -243,17 +307,87 @@ def _key_errors(variables: Mapping[str, Any]) -> Iterable[str]:
         return  # told by the role's own specification
     ids = [_as_number(key.get("id")) for key in keys]
     for key, number in zip(keys, ids, strict=True):
-        secret, size = str(key.get("key", "")), CIPHER_BYTES.get(str(key.get("type", "SHA256")))
+        secret, size = str(key.get("key") or ""), CIPHER_BYTES.get(str(key.get("type", "SHA256")))
         length = (len(secret) - 4) // 2 if secret.startswith("HEX:") else len(secret.removeprefix("ASCII:"))
         if not SECRET_FORM.fullmatch(secret) or (size is not None and length != size):
             wanted = "HEX: and an even number of digits, for AES128 32 and for AES256 64 of them"
             what = f"time_sync_keys: key {number or 0:g} is not of a form that chronyd takes"
             yield f"{what}; wanted {wanted}. Next: correct it"
+    if any(isinstance(key.get("id"), bool) for key in keys):
+        yield "time_sync_keys: an id is true or false; wanted a number from 1. Next: correct it"
     if len(set(ids)) != len(ids):
         yield "time_sync_keys: an id is there twice; wanted each id once. Next: correct it"
     wish = _as_number(variables.get("time_sync_key_id"))
     if wish and wish not in ids:
         yield f"time_sync_key_id: {wish:g}, and time_sync_keys has no such key. Next: add it, or correct the id"
+
+
+def _site_relays(host: str, facts: Any, relays: list[str]) -> list[str]:
+    """The other relays of ``host``'s site: those that a relay asks beside it, or that a node follows."""
+    site = facts.get(host, {}).get("rack_site")
+    return [other for other in relays if other != host and facts[other].get("rack_site") == site]
+
+
+def _keys_of(variables: Mapping[str, Any]) -> dict[float, tuple[str, str]] | None:
+    """Id -> type and secret in one spelling; None where they cannot be read, which is told elsewhere."""
+    given = variables.get("time_sync_keys") or []
+    if not isinstance(given, (list, tuple)) or not all(isinstance(key, Mapping) for key in given):
+        return None
+    found = {}
+    for key in given:
+        number, secret = _as_number(key.get("id")), str(key.get("key", ""))
+        if number is None:
+            return None
+        plain = secret.upper() if secret.startswith("HEX:") else secret.removeprefix("ASCII:")
+        found[number] = (str(key.get("type") or "SHA256"), plain)
+    return found
+
+
+def _shared_key_errors(host: str, facts: Any, relays: list[str]) -> Iterable[str]:
+    """Keys against the relays of the site: a packet signed with a key that the other end lacks gets no answer.
+
+    One relay without them takes the site's second source away, silently. No message holds a secret.
+    """
+    own = _keys_of(facts.get(host, {}))
+    for other in _site_relays(host, facts, relays):
+        others = _keys_of(facts[other])
+        if own is None or others is None:
+            continue
+        lacking = sorted(set(own) - set(others))
+        unlike = sorted(number for number in set(own) & set(others) if own[number] != others[number])
+        unknown = sorted(set(others) - set(own)) if host in relays else []
+        if lacking:
+            found, step = f"key {_listed(lacking)} is here and not on {other}", "give all relays of the site the same"
+        elif unlike:
+            found, step = f"key {_listed(unlike)} has another type or secret than on {other}", "correct one of the two"
+        elif unknown:
+            found, step = f"key {_listed(unknown)} is on {other} and not here", "give all relays of the site the same"
+        else:
+            continue
+        yield f"time_sync_keys: {found}; wanted one set of keys on all relays of a site, or none. Next: {step}"
+        return
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)
+
+
+def _asks_by_nts(variables: Mapping[str, Any]) -> bool:
+    given = variables.get("time_sync_upstreams")
+    entries = given if isinstance(given, (list, tuple)) else []
+    return any(isinstance(entry, Mapping) and entry.get("nts") is True for entry in entries)
+
+
+def _shared_nts_errors(host: str, facts: Any, relays: list[str]) -> Iterable[str]:
+    """A site is as trustworthy as its least relay: whoever can lie to the one without NTS has half of the votes."""
+    if host not in relays:
+        return
+    own = _asks_by_nts(facts[host])
+    other = next((one for one in _site_relays(host, facts, relays) if _asks_by_nts(facts[one]) != own), None)
+    if other is not None:
+        found = f"nts here and not on {other}" if own else f"nts on {other} and not here"
+        wanted = "all relays of a site or none"
+        yield f"time_sync_upstreams: {found}; wanted {wanted}. Next: give both the same, in group_vars of the site"
 
 
 def _as_number(value: Any) -> float | None:

@@ -85,6 +85,12 @@ def test_an_extra_rule_stays_one_rule_of_our_table(rule: str) -> None:
         plan(NODE, extra_rules=[{"chain": "input", "rule": rule}])
 
 
+@pytest.mark.parametrize("rule", [None, ["tcp dport 22 accept"], 5, True, {"tcp": 22}])
+def test_a_rule_that_is_no_text_is_refused(rule: Any) -> None:
+    with pytest.raises(AnsibleFilterError, match=r"extra_rules\[0\]\.rule: .* wanted a text, one nft rule"):
+        plan(NODE, extra_rules=[{"chain": "input", "rule": rule}])
+
+
 def test_extra_rules_by_chain() -> None:
     rule = 'iifname "eth0" tcp dport { 22, 2222 } accept'
     assert plan(NODE, extra_rules=[{"chain": "output", "rule": f" {rule} "}])["rules"] == {

@@ -211,7 +211,8 @@ def test_two_nodes_with_one_address_in_any_spelling(one: str, other: str, shelf:
 @pytest.mark.parametrize("address", ["relay-a1.example.com", None])
 def test_a_relay_is_reached_by_an_address_not_by_a_name(address: Any, shelf: Shelf) -> None:
     shelf.vars["relay-a1"]["ansible_host"] = address
-    error = shelf.only("relay-a1")
+    (error,) = shelf.of("relay-a1")
+    assert shelf.of("gpu-a1") == [f"gpu-a1: its relay {error}"]
     assert f"{address or 'relay-a1'}, a name that the firewall of its nodes cannot look up" in error
     assert error.endswith("Next: set ansible_host to its address")
 
@@ -220,6 +221,8 @@ def test_a_node_may_be_reached_by_name_and_a_relay_by_either_family(shelf: Shelf
     shelf.vars["gpu-a1"]["ansible_host"] = "gpu-a1.example.com"
     del shelf.vars["gpu-a2"]["ansible_host"]
     shelf.vars["relay-a1"]["ansible_host"] = "2001:db8::1"
+    for variables in shelf.vars.values():
+        variables["rack_networks"] = ["10.1.0.0/24", "2001:db8::/64"]
     assert not any(shelf.errors()["hosts"].values())
 
 
@@ -238,6 +241,115 @@ def test_link_local_addresses_of_two_interfaces_are_two(shelf: Shelf) -> None:
     shelf.vars["gpu-a1"]["ansible_host"] = "fe80::1%eth0"
     shelf.vars["gpu-a2"]["ansible_host"] = "fe80::1%eth1"
     assert shelf.of("gpu-a2") == []
+
+
+class Pair(Shelf):
+    """Two sites: north with two relays, south with one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        south = {"rack_site": "south", "rack_name": "s1", "rack_networks": ["10.2.0.0/24"]}
+        more = {"relay-a2": {}, "relay-s1": south, "gpu-s1": south}
+        for number, (host, facts) in enumerate(more.items(), 1):
+            first = "10.2.0" if facts else "10.1.0"
+            self.vars[host] = {**copy.deepcopy(RACK), **facts, "ansible_host": f"{first}.{number + 20}"}
+            self.groups["all"].append(host)
+            self.groups["relays" if host.startswith("relay") else "gpu_nodes"].append(host)
+
+    def wrong(self) -> dict[str, list[str]]:
+        return {host: lines for host, lines in self.errors()["hosts"].items() if lines}
+
+
+@pytest.fixture
+def pair() -> Pair:
+    return Pair()
+
+
+def test_two_sites_have_no_errors(pair: Pair) -> None:
+    pair.vars["relay-a1"]["rack_outside_address"] = "198.51.100.7"
+    pair.vars["relay-s1"]["rack_outside_address"] = pair.vars["relay-s1"]["ansible_host"]  # one network for both
+    assert pair.wrong() == {}
+
+
+def test_an_error_of_a_relays_address_is_its_nodes_too_and_no_other_sites(pair: Pair) -> None:
+    pair.vars["relay-a2"]["ansible_host"] = pair.vars["relay-a1"]["ansible_host"]
+    wrong = pair.wrong()
+    assert sorted(wrong) == ["gpu-a1", "gpu-a2", "relay-a1", "relay-a2"]
+    assert wrong["gpu-a1"][0].startswith("gpu-a1: its relay relay-a1: address: 10.1.0.1 is also that of relay-a2")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1", "fe80::1%eth0", "169.254.3.4", "224.0.0.1",
+                                     "0.0.0.0", "255.255.255.255", "::ffff:127.0.0.1"])  # fmt: skip
+def test_a_relay_that_its_nodes_cannot_reach_is_named_by_its_ansible_host(address: str, pair: Pair) -> None:
+    pair.vars["relay-s1"]["ansible_host"] = address
+    wrong = pair.wrong()
+    assert sorted(wrong) == ["gpu-s1", "relay-s1"]
+    (line,) = wrong["relay-s1"]
+    assert line.startswith(f"relay-s1: ansible_host: {address!r}: it is ")
+    assert wrong["gpu-s1"] == [f"gpu-s1: its relay {line}"]
+
+
+def test_the_other_relay_of_the_site_is_told_too(pair: Pair) -> None:
+    pair.vars["relay-a2"]["ansible_host"] = "127.0.0.1"
+    assert sorted(pair.wrong()) == ["gpu-a1", "gpu-a2", "relay-a1", "relay-a2"]
+    assert pair.wrong()["relay-a1"][0].startswith("relay-a1: its relay relay-a2: ansible_host: '127.0.0.1'")
+
+
+def test_localhost_as_a_relay_names_ansible_host_on_its_nodes_too(pair: Pair) -> None:
+    pair.vars["relay-s1"]["ansible_host"] = "localhost"
+    assert "set ansible_host to its address" in pair.wrong()["gpu-s1"][0]
+
+
+@pytest.mark.parametrize("other", ["relay-a2", "relay-s1", "gpu-a1", "gpu-s1"])
+def test_an_outside_address_is_no_other_machines(other: str, pair: Pair) -> None:
+    pair.vars["relay-a1"]["rack_outside_address"] = pair.vars[other]["ansible_host"]
+    wrong = pair.wrong()
+    assert sorted(wrong) == sorted(["relay-a1", other])
+    assert all("two machines with one address" in lines[0] and len(lines) == 1 for lines in wrong.values())
+    pair.vars[other]["ansible_port"] = 2222  # both behind one forwarding
+    assert pair.wrong() == {}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "fe80::7", "[2001:db8::7]", "239.0.0.1"])
+def test_an_outside_address_that_cannot_be_is_refused_also_where_it_would_be_used(address: str, pair: Pair) -> None:
+    pair.vars["relay-a1"]["rack_outside_address"] = address
+    wrong = pair.wrong()
+    assert sorted(wrong) == ["relay-a1", "relay-s1"]
+    assert wrong["relay-s1"][0].startswith("relay-s1: relay relay-a1 of another site: rack_outside_address: ")
+
+
+@pytest.mark.parametrize(
+    "networks",
+    [["10.9.0.0/24"], ["2001:db8::/64", "192.0.2.0/24"], ["10.2.1.0/24"]],
+)
+def test_networks_without_a_host_of_their_site_are_refused(networks: list[str], pair: Pair) -> None:
+    pair.vars["relay-s1"]["rack_networks"] = networks
+    (line,) = pair.wrong()["relay-s1"]
+    assert "without a single host of south" in line
+    assert "with 10.2.0.22 of relay-s1 inside" in line
+    for host in ("relay-s1", "gpu-s1"):
+        pair.vars[host]["ansible_host"] = f"10.2.0.{host}.example"
+    assert not any("single host" in line for lines in pair.wrong().values() for line in lines)
+
+
+@pytest.mark.parametrize("network", ["127.0.0.0/8", "::1/128", "224.0.0.0/4", "ff02::/16", "169.254.0.0/16",
+                                     "fe80::/64", "::ffff:10.1.0.0/120"])  # fmt: skip
+@pytest.mark.parametrize("name", ["rack_networks", "rack_bmc_networks"])
+def test_networks_that_no_machine_is_in_are_refused(name: str, network: str, shelf: Shelf) -> None:
+    shelf.vars["relay-a1"][name] = ["10.1.0.0/24", network]
+    assert network in shelf.only("relay-a1")
+
+
+@pytest.mark.parametrize("name", ["0x7f000001", "0X7F.1", "10.0x1", "0x"])
+def test_a_number_in_a_names_place_is_refused(name: str) -> None:
+    assert address_fault(name) == "it is not an IPv4 address"
+    assert address_fault("0x.example") is None
+
+
+def test_a_time_server_has_no_port() -> None:
+    for value in ("ntp.ntsc.ac.cn:123", "[2001:db8::1]:123"):
+        with pytest.raises(rack_inventory.FilterError, match="no port: NTP is UDP 123"):
+            server_addresses([value], "time_sync_upstreams")
 
 
 # --- rack facts --------------------------------------------------------------------------------------

@@ -276,6 +276,42 @@ def test_what_makes_the_vote_less_than_it_seems_is_said_once_of_its_relay(values
     assert found("relay-b1", relay_a1={"time_sync_upstreams": values}) == []
 
 
+@pytest.mark.parametrize("address", ["255.255.255.255", "240.0.0.1", "224.0.1.1", "ff02::101", "0x7f000001", "0x7f.1",
+                                     "127.1", "2130706433", "localhost", "::ffff:127.0.0.1"])  # fmt: skip
+def test_an_upstream_that_is_no_single_server_outside_is_refused(address: str) -> None:
+    assert "this host itself, or no host" in refused([address])
+
+
+def test_a_link_local_upstream_needs_its_interface_and_a_clouds_clock_does_not() -> None:
+    assert "link-local, on no interface" in refused(["fe80::1"])
+    assert len(upstreams(["fe80::1%eth0", "169.254.169.123", "0x.example"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("gpu-a1", "gpu-a1, a node of this inventory"),
+        ("GPU-A1.", "gpu-a1, a node of this inventory"),
+        ("10.213.1.31", "gpu-a1, a node of this inventory"),
+        ("10.213.1.99", "inside 10.213.1.0/24, a machine of the rack itself"),
+        ("::ffff:10.213.1.99", "inside 10.213.1.0/24"),
+        ("2001:db8:1::5", "inside 2001:db8:1::/64"),
+    ],
+)
+def test_a_machine_of_the_racks_is_no_upstream(address: str, said: str) -> None:
+    networks = {"rack_networks": ["10.213.1.0/24", "2001:db8:1::/64", "nonsense", 5]}
+    (line,) = found("relay-a1", relay_a1={"time_sync_upstreams": [*FOUR, address]}, relay_b1=networks)
+    assert f"{address}: {said}" in line
+    assert "wanted servers outside" in line
+    assert found("relay-a1", relay_a1={"time_sync_upstreams": [*FOUR, "10.213.0.99"]}, relay_b1=networks) == []
+
+
+def test_networks_that_hold_half_the_world_are_no_reason_against_an_upstream() -> None:
+    """The firewall refuses them, which is the clearer word."""
+    given_networks = {"rack_networks": ["0.0.0.0/1", "128.0.0.0/1", "2000::/3"]}
+    assert found("relay-a1", relay_a1={"time_sync_upstreams": [*FOUR, "192.0.2.7"], **given_networks}) == []
+
+
 def test_what_is_said_already_is_not_said_again() -> None:
     said = ("relay-a1: time_sync_upstreams: 10.0.0.300: not an address",)
     assert found("relay-a1", said, relay_a1={"time_sync_upstreams": ["10.0.0.300"]}) == []
@@ -304,10 +340,26 @@ def test_a_warning_that_is_not_above_it_or_is_no_number_is_no_matter_of_this(giv
     assert found("gpu-a1", gpu_a1=given_values) == []
 
 
-@pytest.mark.parametrize("name", ["gpu-a1", "GPU-A1.", "10.213.1.31", "::ffff:10.213.1.31"])
-def test_a_node_that_follows_itself_is_refused(name: str) -> None:
-    (line,) = found("gpu-a1", gpu_a1={"time_sync_relays": ["10.213.1.21", name]})
-    assert f"{name} is this node itself" in line
+@pytest.mark.parametrize(
+    ("given_values", "said"),
+    [
+        ({"time_sync_upstream_minpoll": 9}, "time_sync_upstream_minpoll: 9, above time_sync_upstream_maxpoll (8, its"),
+        ({"time_sync_relay_minpoll": 6}, "time_sync_relay_minpoll: 6, above time_sync_relay_maxpoll (4, its default)"),
+        ({"time_sync_upstream_maxpoll": "5"}, "time_sync_upstream_minpoll: 6, above time_sync_upstream_maxpoll (5)"),
+        ({"time_sync_relay_maxpoll": 3}, "time_sync_relay_minpoll: 4, above"),
+    ],
+)
+def test_a_shortest_interval_above_the_longest_is_refused(given_values: dict[str, Any], said: str) -> None:
+    (line,) = found("gpu-a1", gpu_a1=given_values)
+    assert said in line
+    both = {"time_sync_upstream_minpoll": 9, "time_sync_upstream_maxpoll": 9, "time_sync_relay_maxpoll": 5}
+    assert found("gpu-a1", gpu_a1=both) == []
+
+
+def test_intervals_are_held_against_the_roles_own_defaults() -> None:
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+    for kind, ends in time_sources.POLLS.items():
+        assert ends == tuple(defaults[f"time_sync_{kind}_{end}poll"] for end in ("min", "max"))
 
 
 INPUTS = ["time_sync_upstreams", "time_sync_relays", "time_sync_warn_ms", "time_sync_alarm_ms",
@@ -325,6 +377,8 @@ def test_whatever_an_inventory_holds_preflight_goes_on(variables: dict[str, Any]
     ("variables", "said"),
     [
         ({"time_sync_keys": [{"id": 7, "key": "HEX:1"}]}, "key 7 is not of a form"),
+        ({"time_sync_keys": [{"id": 7, "key": None}]}, "key 7 is not of a form"),
+        ({"time_sync_keys": [{"id": True, "key": "HEX:AB"}]}, "an id is true or false"),
         ({"time_sync_keys": [{"id": 7, "type": "AES128", "key": "HEX:ABCDEF"}]}, "key 7 is not of a form"),
         ({"time_sync_keys": [{"id": 7, "key": "two words"}]}, "key 7 is not of a form"),
         ({"time_sync_keys": [{"id": 7, "key": "HEX:AB"}, {"id": 7, "key": "HEX:CD"}]}, "each id once"),
@@ -344,3 +398,60 @@ def test_a_good_key_is_taken() -> None:
     key = {"id": 7, "type": "AES128", "key": "HEX:" + "0F" * 16}
     facts = {"gpu-a1": {"rack_site": "a", "time_sync_keys": [key], "time_sync_key_id": 7}}
     assert time_sources.time_errors({"hosts": {"gpu-a1": []}}, facts, {})["hosts"]["gpu-a1"] == []
+
+
+# --- keys and NTS of a whole site ------------------------------------------------------------------------
+
+KEY = {"id": 1, "key": "HEX:AB01"}
+OTHER = {"id": 1, "key": "HEX:CD02"}
+SECOND = {"id": 2, "key": "HEX:EF03"}
+
+
+def of_pair(host: str, one: Any = (), two: Any = (), **node: Any) -> list[str]:
+    """What is said of ``host`` in a site of two relays with these keys and a node with these variables."""
+    changes = {"relay_a1": {"time_sync_keys": list(one)}, "relay_a2": {"time_sync_keys": list(two)}}
+    return found(host, **changes, gpu_a1={"rack_site": "site-a", **node})
+
+
+@pytest.mark.parametrize(
+    ("host", "one", "two", "node", "said"),
+    [
+        ("relay-a1", [KEY], [], {}, "key 1 is here and not on relay-a2"),
+        ("relay-a2", [KEY], [], {}, "key 1 is on relay-a1 and not here"),
+        ("relay-a1", [KEY], [OTHER], {}, "key 1 has another type or secret than on relay-a2"),
+        ("relay-a1", [KEY], [{**KEY, "type": "SHA512"}], {}, "key 1 has another type or secret than on relay-a2"),
+        ("relay-a2", [KEY, SECOND], [KEY], {}, "key 2 is on relay-a1 and not here"),
+        ("gpu-a1", [KEY], [KEY], {"time_sync_keys": [SECOND], "time_sync_key_id": 2}, "key 2 is here and not on"),
+        ("gpu-a1", [KEY], [KEY], {"time_sync_keys": [OTHER], "time_sync_key_id": 1}, "another type or secret than on"),
+        ("gpu-a1", [], [], {"time_sync_keys": [KEY]}, "key 1 is here and not on relay-a1"),
+        ("gpu-a1", [KEY], [], {"time_sync_keys": [KEY], "time_sync_key_id": 1}, "key 1 is here and not on relay-a2"),
+    ],
+    ids=range(9),  # a test's name is told to the environment
+)
+def test_keys_are_the_same_on_all_relays_and_a_nodes_key_is_theirs(
+    host: str, one: Any, two: Any, node: Any, said: str
+) -> None:
+    (line,) = of_pair(host, one, two, **node)
+    assert line.startswith(f"{host}: time_sync_keys: ")
+    assert said in line
+    assert "wanted one set of keys on all relays of a site, or none" in line
+    assert not any(secret in line for secret in ("AB01", "CD02", "EF03", "HEX"))
+
+
+@pytest.mark.parametrize("host", ["relay-a1", "relay-a2", "relay-b1", "gpu-a1"])
+def test_keys_that_agree_in_any_spelling_and_a_node_without_one_pass(host: str) -> None:
+    spelt = {"id": "1", "type": "SHA256", "key": "HEX:ab01"}
+    assert of_pair(host, [KEY, SECOND], [SECOND, spelt]) == []
+    assert of_pair(host, [KEY, SECOND], [SECOND, spelt], time_sync_keys=[SECOND], time_sync_key_id=2) == []
+    assert of_pair(host, [{"id": 1, "key": "ASCII:x"}], [{"id": 1, "key": "x"}]) == []
+
+
+def test_nts_on_one_relay_of_a_site_alone_is_refused_on_both() -> None:
+    secured = [{"address": name, "nts": True} for name in FOUR]
+    (first,) = found("relay-a1", relay_a1={"time_sync_upstreams": secured})
+    (second,) = found("relay-a2", relay_a1={"time_sync_upstreams": secured})
+    assert "nts here and not on relay-a2; wanted all relays of a site or none" in first
+    assert "nts on relay-a1 and not here" in second
+    assert found("relay-b1", relay_a1={"time_sync_upstreams": secured}) == []
+    both = {"relay_a1": {"time_sync_upstreams": secured}, "relay_a2": {"time_sync_upstreams": secured}}
+    assert found("relay-a1", **both) == found("relay-a2", **both) == []

@@ -259,7 +259,7 @@ def test_a_relay_that_is_reached_by_its_name_alone_is_refused_before_the_firewal
     edit(demo, lambda t: t["all"]["children"]["relays"]["hosts"]["relay-a1"].pop("ansible_host"))
     rc, failed, passed = preflight(demo)
     assert rc != 0
-    assert "give the address in ansible_host" in failed["gpu-a1"]
+    assert "set ansible_host to its address" in failed["gpu-a1"]
     assert passed >= {"relay-b1", "gpu-b1"}
 
 

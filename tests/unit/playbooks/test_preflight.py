@@ -175,8 +175,19 @@ def test_upstreams_that_are_votes_pass_also_as_dictionaries(tmp_path: Path) -> N
         ("relay-a1", {"time_sync_upstreams": [*FOUR[1:], {"adress": FOUR[0]}]}, "did you mean address?"),
         ("gpu-a2", {"time_sync_warn_ms": 31}, "time_sync_warn_ms: 31, above time_sync_alarm_ms (30)"),
         ("gpu-a2", {"time_sync_alarm_ms": 5, "time_sync_warn_ms": 6}, "above time_sync_alarm_ms (5)"),
-        ("gpu-a2", {"time_sync_alarm_ms": 0}, "time_sync_alarm_ms: 0.0; wanted 0.001"),
-        ("gpu-a2", {"time_sync_relays": ["192.0.2.11"]}, "192.0.2.11 is this node itself"),
+        ("gpu-a2", {"time_sync_alarm_ms": 0}, "time_sync_alarm_ms: 0.0; wanted 0.1 to"),
+        ("gpu-a2", {"time_sync_relays": ["192.0.2.11"]}, "no playbook reads it"),
+        ("relay-a1", {"time_sync_upstreams": [*FOUR, "gpu-a1"]}, "gpu-a1, a node of this inventory"),
+        ("relay-a1", {"time_sync_upstreams": [*FOUR, "ntp.nict.jp:123"]}, "no port: NTP is UDP 123"),
+        ("relay-a1", {"rack_networks": ["198.51.100.0/24"]}, "without a single host of Süd"),
+        ("relay-a1", {"time_sync_keys": [{"id": 1, "key": SECRET}], "time_sync_key_id": True}, "wanted a whole number"),
+        ("gpu-a2", {"time_sync_keys": [{"id": 1, "key": SECRET}]}, "key 1 is here and not on relay-a1"),
+        ("gpu-a2", {"rack_firewall_extra_rules": [{"chain": "input", "rule": None}]}, "wanted a text, one nft rule"),
+        ("gpu-a2", {"time_sync_alarm_ms": "thirty"}, "'thirty' (text); wanted a number from 0.1"),
+        ("gpu-a2", {"time_sync_alarm_ms": [30]}, "(a list); wanted a number from 0.1"),
+        ("gpu-a2", {"report_hours": 48}, "give it to playbooks/report.yml with -e"),
+        ("relay-a1", {"time_sync_wait_s": None}, "is empty"),
+        ("relay-a1", {"time_sync_upstream_minpoll": 9}, "above time_sync_upstream_maxpoll (8, its default)"),
         ("relay-a1", {"time_sync_max_slew_ppm": 200000}, "wanted 1 to 100000"),
     ],
 )
@@ -187,6 +198,7 @@ def test_time_that_cannot_be_right_is_one_clear_error_before_any_change(
     assert run["failed"] == [host]
     (line,) = run["shown"][host]
     assert said in line
+    assert "Ansible" not in line
 
 
 @pytest.mark.parametrize(
