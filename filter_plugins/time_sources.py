@@ -256,7 +256,7 @@ def _host_errors(host: str, facts: Any, relays: list[str], groups: Any, lines: A
                 relay_addresses(facts, relays),
                 LEAST_OPERATORS if least is None else least,
             )
-            yield from _inside_errors(entries, facts, groups)
+            yield from _own_node_errors(entries, facts, groups)
             mixed = {entry["nts"] for entry in entries}
             if len(mixed) > 1:
                 yield "time_sync_upstreams: nts on some and not on others; wanted all or none. Next: correct it"
@@ -265,39 +265,19 @@ def _host_errors(host: str, facts: Any, relays: list[str], groups: Any, lines: A
     yield from _key_errors(variables)
 
 
-def _inside_errors(entries: list[dict[str, Any]], facts: Any, groups: Any) -> Iterable[str]:
-    """Upstreams that are machines of the racks: they follow the relays, so that a relay would follow itself."""
+def _own_node_errors(entries: list[dict[str, Any]], facts: Any, groups: Any) -> Iterable[str]:
+    """Upstreams that are nodes of this inventory: they follow the relays, so that a relay would follow itself.
+
+    Another address within `rack_networks` may be a clock of one's own, such as a GPS receiver on the same switch.
+    """
     nodes = [host for host in groups.get("gpu_nodes", []) if host in facts]
     own = {canonical(name): host for host in nodes for name in (host, facts[host].get("ansible_host") or host)}
-    networks = [network for host in facts for network in _networks_of(facts[host])]
     for entry in entries:
-        address, name = entry["address"], canonical(entry["address"])
-        found = f"{own[name]}, a node of this inventory" if name in own else _network_around(name, networks)
-        if found:
-            step = "remove it, or correct rack_networks"
-            yield f"time_sync_upstreams: {address}: {found}; wanted servers outside. Next: {step}"
+        name = canonical(entry["address"])
+        if name in own:
+            found = f"{entry['address']}: {own[name]}, a node of this inventory, which follows its relays"
+            yield f"time_sync_upstreams: {found}; wanted servers outside. Next: remove it"
             return
-
-
-def _networks_of(variables: Mapping[str, Any]) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    given = variables.get("rack_networks")
-    for value in given if isinstance(given, (list, tuple)) else []:
-        try:
-            network = ipaddress.ip_network(str(value).strip())
-        except ValueError:
-            continue  # told by inventory_errors
-        # A wider one is nobody's own, and everybody is inside: told by firewall_errors, which comes after.
-        if network.prefixlen >= WIDEST[network.version]:
-            yield network
-
-
-def _network_around(name: str, networks: Iterable[Any]) -> str | None:
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return None
-    around = next((network for network in networks if address in network), None)
-    return None if around is None else f"inside {around}, a machine of the rack itself"
 
 
 def _key_errors(variables: Mapping[str, Any]) -> Iterable[str]:

@@ -200,6 +200,8 @@ def test_flushed_rules_are_gone(fault, sh):
     sh("gpu-a1", "nft add table inet demo_fault")
     fault("flush", "gpu-a1")
     assert sh("gpu-a1", "nft list ruleset") == ""
+    sh("gpu-a1", "systemctl restart steadyrack-firewall")
+    assert "steadyrack_ntp" in sh("gpu-a1", "nft list tables")
 
 
 def post(rack, body: str, path: str = "/alarm", host: str = "relay-a1") -> str:
