@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import time
 
 import pytest
@@ -229,7 +228,8 @@ def test_the_curve_shows_both(act):
             if e["event"] == "runner_on_ok" and e["event_data"]["task"] == "Read the offset log"}  # fmt: skip
     bent = [p[1] for p in seen["gpu-a1"]["points"] if p[1] is not None and p[1] > 10000]
     # On the way there chronyd takes a jump for a drift and sees the clock further ahead than it is, for a few polls.
-    assert statistics.median(bent) == pytest.approx(50000, abs=5000), bent
+    assert min(abs(point - 50000) for point in bent) < 3000, bent
+    assert max(bent) < 200000, bent
     (other,) = [u for u in seen["relay-a1"]["upstreams"] if u["address"] == OTHER]
     assert max(p[1] for p in other["points"] if p[1] is not None) == pytest.approx(150000, abs=5000)
     text = act["node report"].text
