@@ -40,21 +40,21 @@ def test_an_error_in_a_stage_is_a_failure_with_its_words(stage):
 
 
 def test_nothing_tested_is_not_success(capsys):
-    assert suite._close([suite.Outcome("empty")], []) == 1
+    assert suite._close([suite.Outcome("empty")], [], 1.0) == 1
     assert "nothing was tested" in capsys.readouterr().out
 
 
 def test_the_closing_line_counts_everything_and_what_is_left_out_is_named(capsys):
     good, bad = suite.Outcome("a", passed=3, skipped=["x: why"]), suite.Outcome("b", failed=1, problems=["broke"])
-    assert suite._close([good, bad], ["vm"]) == 1
+    assert suite._close([good, bad], ["vm"], 60.0) == 1
     out = capsys.readouterr().out
-    assert "1 failed, 3 passed, 1 skipped in" in out
+    assert "1 failed, 3 passed, 1 skipped in 60.00s" in out
     assert "left out of this run: vm" in out
     assert "skipped in a: x: why" in out
 
 
 def test_all_green_ends_with_zero():
-    assert suite._close([suite.Outcome("a", passed=1)], []) == 0
+    assert suite._close([suite.Outcome("a", passed=1)], [], 1.0) == 0
 
 
 def test_every_stage_says_in_its_first_line_what_it_does():
