@@ -36,6 +36,12 @@ LANES = (RACKS, BESIDE)
 """Stages that run beside one another, each lane in its order: the first waits for hosts, polls and alarms most of the
 time. `firewall` needs the rack of `molecule` and waits until that is done. `bench` measures: it runs alone, at the end.
 """
+RACK_OF = {
+    "molecule": {"molecule", "firewall"},
+    "demo": {"demo", "interrupt", "time", "other-demo"},
+    "vmtime": {"vm"},
+}
+"""Which stages leave which rack behind. One that was up for something else stays."""
 SLOW = ("interrupt", "time", "other-demo", "other", "firewall", "vm", "nvidia-smi", "bench")
 """Stages of --all only."""
 
@@ -76,8 +82,9 @@ def command(args: argparse.Namespace) -> int:
     outcomes = _run_stages(wanted)
     took_s = time.monotonic() - began
     if not args.keep:
-        for rack in ("molecule", "demo", "vmtime"):
-            hosts.down(load(rack))
+        for rack, stages in RACK_OF.items():
+            if not stages.isdisjoint(wanted):
+                hosts.down(load(rack))
     return _close(outcomes, [name for name in STAGES if name not in wanted], took_s)
 
 

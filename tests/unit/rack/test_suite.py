@@ -60,6 +60,7 @@ def test_all_green_ends_with_zero():
 def test_every_stage_says_in_its_first_line_what_it_does():
     assert all(stage.__doc__ for stage in suite.STAGES.values())
     assert set(suite.SLOW) <= set(suite.STAGES)
+    assert set().union(*suite.RACK_OF.values()) <= set(suite.STAGES)
 
 
 def test_every_stage_runs_once_and_in_one_lane_or_alone(monkeypatch):
