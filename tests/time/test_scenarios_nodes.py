@@ -30,7 +30,7 @@ def act(watched, inject, play, sh):
     And every rule of nftables flushed on gpu-b1 and relay-b1; on gpu-a1 one chain of our table emptied.
     """
     told: dict = {"since": time.time()}
-    sh("gpu-a2", f"ip route add {ROGUE} via 10.213.1.21")  # without one nothing is sent that could be rejected
+    sh("gpu-a2", f"ip route replace {ROGUE} via 10.213.1.21")  # without one nothing is sent that could be rejected
     inject("line", "gpu-a1", CONF, "server 10.213.0.13 iburst")
     inject("rogue", "gpu-a2", ROGUE)
     inject("service", "gpu-b1", "mask", "chrony")
