@@ -42,8 +42,6 @@ SECRET_FORM = re.compile(r"HEX:(?:[0-9A-Fa-f]{2})+|(?!HEX:)(?:ASCII:)?[!-~]+")
 CIPHER_BYTES = {"AES128": 16, "AES256": 32}
 # Defaults of role time_sync, of which an inventory may set one alone.
 POLLS = {"upstream": (6, 8), "relay": (4, 4)}
-# The widest network that can be somebody's own: 10.0.0.0/8 (RFC 1918) and fc00::/7 (RFC 4193).
-WIDEST = {4: 8, 6: 7}
 UNEVALUATED = "(cannot be evaluated: "
 
 

@@ -26,9 +26,9 @@ ENVIRONMENT_PATH = "run/steadyrack/chrony.env"
 # Opened by every process that uses CUDA and by nothing that only watches: NVML and nvidia-persistenced open
 # /dev/nvidiactl and /dev/nvidiaN alone.
 JOB_DEVICE = "/dev/nvidia-uvm"
-# -r: take the samples back that the daemon wrote down when it ended. -R: do not step at the start (chronyd manual).
 # What the kernel appends to a path whose file was removed after it was opened (a driver that was loaded anew).
 REMOVED = " (deleted)"
+# -r: take the samples back that the daemon wrote down when it ended. -R: do not step at the start (chronyd manual).
 KEEP_AND_SLEW = ("-r", "-R")
 LOOK_S = 1.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from demo_rack import HOSTS, RELAYS, not_passed, report_rows
+from scenario import ANEW
 
 from lab import faults, hosts
 
@@ -32,7 +33,7 @@ def row(rows, host, check, subject="") -> dict:
 
 def anew(rack, host):
     """chronyd with nothing remembered, as after a boot: without the file in /run it would keep its samples."""
-    hosts.execute(rack, host, "sh", "-c", "rm -f /run/steadyrack/chrony.env; systemctl restart chrony")
+    hosts.execute(rack, host, "sh", "-c", ANEW)
 
 
 @pytest.fixture(scope="module", autouse=True)
