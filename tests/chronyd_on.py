@@ -46,9 +46,9 @@ class Chronyd:
         """source -> its letter in `chronyc sources`: * selected, + combined, x false ticker, ? unusable."""
         return {row[2]: row[1] for row in self.ask("sources")}
 
-    def restart(self) -> None:
-        """Start it anew: iburst then asks every source at once instead of at the next poll."""
-        hosts.execute(self.rack, self.host, "systemctl", "restart", "chrony")
+    def leaps(self) -> dict[str, str]:
+        """source -> what it says of a leap second, as the daemon heard it, in its list of candidates."""
+        return {row[1]: row[-1] for row in self.ask("selectdata")}
 
     def measure(self, server: str) -> tuple[float, str]:
         """(seconds by which this host's clock is ahead of `server`, everything it said): one exchange of chronyd -Q."""

@@ -56,7 +56,7 @@ def test_an_upstream_announces_a_leap_second(word, said, fault, on):
 
 def leap_of(chronyd: Chronyd, source: str) -> str:
     hosts.execute(chronyd.rack, chronyd.host, "chronyc", "burst", "1/1", source)
-    return {row[1]: row[-1] for row in chronyd.ask("selectdata")}[source]
+    return chronyd.leaps()[source]
 
 
 def test_an_upstream_that_has_lost_its_time_says_so_and_is_not_measured(fault, on):
