@@ -23,6 +23,8 @@ HOOK_TEXT = f'#!/bin/sh\nprintf "%s %s\\n" "$(date +%s.%N)" "$(cat)" >>{TOLD}\n'
 LOOK = f"echo @; chronyc -n -c tracking 2>/dev/null; echo =; chronyc -n -c sources; echo =; cat {TOLD} 2>/dev/null"
 ANEW = "rm -f /run/steadyrack/chrony.env; systemctl restart chrony"
 """chronyd with nothing remembered. Without the file in /run it would keep its samples."""
+CLOSE_S = 0.001
+"""Within this of its source a clock counts as right: at rest it is a hundred times closer."""
 RINGS_S = 60.0
 """Design: an alarm within this of the first measurement past the threshold."""
 FIGURES: list[tuple[str, str]] = []
@@ -139,19 +141,32 @@ class Watched:
         return "\n".join(lines)
 
     def calm(self, limit_s: float = 120) -> None:
-        """Every clock well and no alarm: what came and went in one scenario is no flapping in the next, and a leak that
-        ended minutes ago does not stand in its way. Who has just followed a lie forgets it, as by a boot: relays first,
-        whose nodes would otherwise learn it from them again."""
+        """Every clock well and at rest, and no alarm: what came and went in one scenario is no flapping in the next,
+        and a leak that ended minutes ago does not stand in its way. Who still swings about a lie forgets it, as by a
+        boot: relays first, whose nodes would learn it from them again."""
+        rested = all(self.at_rest().values())
         for names in (RELAYS, NODES):
-            self.each(f"steadyrack time gate >/dev/null 2>&1 || {{ {ANEW}; }}", names)
+            self.each(f"{{ {str(rested).lower()} && steadyrack time gate >/dev/null 2>&1; }} || {{ {ANEW}; }}", names)
             deadline = time.time() + limit_s
             while bad := {n: t for n, t in self.each("steadyrack time gate 2>&1", names).items() if t[:4] != "yes:"}:
                 assert time.time() < deadline, f"not well after {limit_s:g} s: {bad}"
                 time.sleep(0.5)
+        if not rested:
+            swings = [name for name, rests in self.at_rest().items() if not rests]
+            assert not swings, f"their clocks swing although chronyd was started anew: {swings}"
         unit, state = "steadyrack-time-watch", "/var/lib/steadyrack"
         self.each(
             f"systemctl stop {unit}; rm -f {TOLD} {state}/alarms.json {state}/ntp_egress.json; systemctl start {unit}"
         )
+
+    def at_rest(self) -> dict[str, bool]:
+        """Host -> within CLOSE_S over three polls: a clock that swings passes through zero, too."""
+        rests = dict.fromkeys(self.names, True)
+        for number in range(4):
+            time.sleep(4 if number else 0)
+            for name, look in self.look().items():
+                rests[name] = rests[name] and bool(look.follows) and abs(look.offset_s) < CLOSE_S
+        return rests
 
 
 def parse(text: str) -> Look:

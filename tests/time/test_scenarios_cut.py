@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from scenario import RINGS_S, figure
+from scenario import CLOSE_S, RINGS_S, figure
 
 UPSTREAMS = [f"10.213.0.{n}" for n in (11, 12, 13, 14)]
 RELAYS = {"relay-a1": "10.213.1.21", "relay-a2": "10.213.1.22"}
 NODES = ("gpu-a1", "gpu-a2")
 SCALED = ("-e", "time_sync_orphan_distance_s=0.005", "-e", "time_sync_max_clock_error_ppm=100")
 LOCAL = "7F7F0101"
-CLOSE_S = 0.001
 
 
 @pytest.fixture(scope="module")

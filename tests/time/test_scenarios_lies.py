@@ -11,12 +11,11 @@ import time
 
 import pytest
 from demo_rack import REPORT
-from scenario import RINGS_S, figure
+from scenario import CLOSE_S, RINGS_S, figure
 
 LIES = [("ntp1", "10.213.0.11", 0.05), ("ntp2", "10.213.0.12", 2.0), ("ntp3", "10.213.0.13", 86400.0)]
 SITE_A = ("relay-a1", "relay-a2")
 OTHER = "10.213.0.41"
-CLOSE_S = 0.001
 WEBHOOK = """
 package_mirror_allowed_destinations: ["10.213.0.11:8080"]
 node_agent_webhook_url: http://10.213.0.11:8080/alarm
