@@ -11,6 +11,8 @@ from ansible.errors import AnsibleFilterError
 
 VERSION = 1
 NAMES = ("uuid", "serial", "bus_id", "model")
+CARDS = NAMES[:3]
+SPARE_CAP = "gpu_policy_spare_power_cap_w"
 CAPS = ("power_cap_w", "power_cap_percent")
 AUTO = "auto"
 
@@ -92,6 +94,12 @@ def gpu_policy_document(
     persistence_mode: Any,
     gpu_count: Any,
     plan_link_width: Any = None,
+    compute_mode: Any = "default",
+    spares: Any = 0,
+    spare_gpus: Any = None,
+    spare_power_cap_w: Any = None,
+    environment: Any = True,
+    xid_actions: Any = None,
 ) -> dict[str, Any]:
     """The policy document, version 1."""
     planned = base_rules(power_cap_w, plan_cap_w)
@@ -111,7 +119,23 @@ def gpu_policy_document(
         "gpu_count": None if gpu_count in (None, "") else int(gpu_count),
         "power_cap": replaced(planned, caps),
         "link_width": links + replaced(declared, own),
+        "compute_mode": str(compute_mode),
+        "spares": {
+            "count": int(spares),
+            "gpus": [one_gpu(entry, f"gpu_policy_spare_gpus[{place}]") for place, entry in enumerate(spare_gpus or [])],
+            "power_cap_w": None if spare_power_cap_w in (None, "") else watts(spare_power_cap_w, SPARE_CAP),
+            "environment": bool(environment),
+        },
+        "xid_actions": {str(code): action for code, action in (xid_actions or {}).items()},
     }
+
+
+def one_gpu(entry: Any, where: str) -> dict[str, Any]:
+    """The name of one card: exactly one of uuid, serial and bus_id."""
+    given = {key: value for key, value in entry.items() if value is not None} if isinstance(entry, Mapping) else {}
+    if len(given) != 1 or next(iter(given)) not in CARDS:
+        raise AnsibleFilterError(f"{where}: {entry!r}; wanted exactly one of {', '.join(CARDS)}")
+    return given
 
 
 class FilterModule:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
-from . import gpu_policy, nvml, pcie, verdict
+from . import gpu_policy, gpu_roles, gpu_spare_checks, nvml, pcie, verdict
 from .errors import StateFileError
 from .gpu_policy import Policy, Wish
 
@@ -50,23 +50,38 @@ def checks(root: str = "/") -> list[Row]:
         ]  # fmt: skip
     pci = pcie.read_gpus(root)
     node = nvml.read_node(root, [device["bus_id"] for device in pci])
-    return rows(policy, node, pci, host)
+    return rows(policy, node, pci, host, Found(roles=roles_of(policy, root, host)))
+
+
+class Found(NamedTuple):
+    """What a pass knows beside its reading."""
+
+    failures: Mapping[str, str] = {}
+    """What a setter just answered, by UUID."""
+    roles: gpu_roles.Roles | None = None
+    """None: the policy keeps no roles."""
+
+
+def roles_of(policy: Policy | None, root: str, host: str) -> gpu_roles.Roles | None:
+    """The roles as they were written down; StateFileError for those of a newer agent."""
+    return None if policy is None or policy.spares is None else gpu_roles.Roles(policy, root, host)
 
 
 def rows(
-    policy: Policy | None,
-    node: Record,
-    pci: Sequence[Record],
-    host: str,
-    failures: Mapping[str, str] | None = None,
+    policy: Policy | None, node: Record, pci: Sequence[Record], host: str, known: Found | None = None
 ) -> list[Row]:
-    """Every row about GPUs, from one reading. ``failures``: what a setter just answered, by UUID."""
-    wanted = policy or Policy()
+    """Every row about GPUs, from one reading."""
+    wanted, known = policy or Policy(), known or Found()
     found = [count_row(wanted, node, pci, host)]
     for gpu in node["gpus"]:
-        wish = gpu_policy.resolve(wanted, gpu)
-        found.append(cap_row(gpu, wish, (failures or {}).get(gpu["uuid"] or "")))
+        wish = gpu_policy.resolve(wanted, gpu, None if known.roles is None else known.roles.role(gpu))
+        failure = known.failures.get(gpu["uuid"] or "")
+        found.append(cap_row(gpu, wish, failure))
         found.append(persistence_row(gpu, wish))
+        if wish.compute_mode is not None:
+            found.append(gpu_spare_checks.mode_row(gpu, wish, failure))
+    if known.roles is not None:
+        found.extend(gpu_spare_checks.rows(known.roles, node))
     if node["state"] == "ok":
         found.extend(_missing_row(rule) for rule in gpu_policy.unmatched(wanted, node["gpus"]))
     else:

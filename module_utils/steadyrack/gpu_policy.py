@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Sequence
 
-from . import files, pcie
+from . import files, gpu_xid, pcie
 from .errors import InputError, StateFileError
 
 POLICY_PATH = "/etc/steadyrack/gpu_policy.json"
@@ -21,13 +21,20 @@ VERSION = 1
 
 # Ways to name a GPU, most specific first: the chip, the board, the slot, the kind, any.
 MATCH_KINDS = ("uuid", "serial", "bus_id", "model", "all")
+# Those that name a single one.
+ONE_GPU = ("uuid", "serial", "bus_id")
+# Roles of gpu_spare.py in which nothing may run on a GPU.
+CLOSED = ("spare", "failed", "unaccepted")
+# Compute modes that an active GPU may be given; the others are `prohibited`.
+COMPUTE_MODES = ("default", "exclusive_process")
 # A cap is set in whole watts: the grain of every driver tool and of the cards' own limits.
 GRAIN_MW = 1000
 # Readings within half a grain of the wish are the wish.
 TOLERANCE_MW = GRAIN_MW // 2
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_KEYS = ("version", "persistence_mode", "gpu_count", "power_cap", "link_width")
+_KEYS = ("version", "persistence_mode", "gpu_count", "power_cap", "link_width", "compute_mode", "spares", "xid_actions")
+_SPARE_KEYS = ("count", "gpus", "power_cap_w", "environment")
 _AGAIN = "correct the inventory and run role gpu_policy"
 
 Record = Dict[str, Any]
@@ -63,13 +70,28 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Spares:
+    """How many GPUs stand by, and which: named ones first, else the highest slots."""
+
+    count: int = 0
+    gpus: tuple[Match, ...] = ()
+    cap_w: float | None = None
+    """Cap of a GPU that is not active; None: the lowest that the card can have."""
+    environment: bool = True
+    """Whether ``/etc/environment`` has the list, for jobs over plain SSH."""
+
+
+@dataclass(frozen=True)
 class Policy:
-    """The whole policy of a node. None means: not said."""
+    """The whole policy of a node. None means: not said; without ``spares`` no GPU has a role."""
 
     persistence_mode: bool | None = None
     gpu_count: int | None = None
     power_cap: tuple[Rule, ...] = ()
     link_width: tuple[Rule, ...] = ()
+    compute_mode: str | None = None
+    spares: Spares | None = None
+    xid_actions: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +109,7 @@ class Wish:
     obstacle: str | None = None
     persistence: bool | None = None
     link_width: int | None = None
+    compute_mode: str | None = None
 
 
 # --- the file ----------------------------------------------------------------------------------
@@ -119,6 +142,9 @@ def parse(value: Any, where: str = "policy") -> Policy:
         gpu_count=_count(value.get("gpu_count"), f"{where}: gpu_count"),
         power_cap=_rules(value.get("power_cap"), f"{where}: power_cap", _cap_rule),
         link_width=_rules(value.get("link_width"), f"{where}: link_width", _width_rule),
+        compute_mode=_choice(value.get("compute_mode"), f"{where}: compute_mode", COMPUTE_MODES),
+        spares=_spares(value.get("spares"), value.get("gpu_count"), f"{where}: spares"),
+        xid_actions=_xid_actions(value.get("xid_actions"), f"{where}: xid_actions"),
     )
 
 
@@ -134,6 +160,65 @@ def _count(value: Any, where: str) -> int | None:
     if not _is_integer(value) or value < 0:
         raise InputError(where, repr(value), "a number of GPUs", _AGAIN)
     return int(value)
+
+
+def _choice(value: Any, where: str, words: Sequence[str]) -> str | None:
+    if value is not None and value not in words:
+        raise InputError(where, repr(value), "one of " + ", ".join(words), _AGAIN)
+    return value
+
+
+def _spares(value: Any, gpu_count: Any, where: str) -> Spares | None:
+    """The spares; as many as there are GPUs would leave none to work."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InputError(where, type(value).__name__, "a mapping", _AGAIN)
+    for key in value:
+        if key not in _SPARE_KEYS:
+            raise InputError(f"{where}: {key}", "unknown key", "one of " + ", ".join(_SPARE_KEYS), _AGAIN)
+    count = _count(value.get("count", 0), f"{where}: count") or 0
+    if count and _is_integer(gpu_count) and count >= gpu_count:
+        raise InputError(
+            f"{where}: count", f"{count} of {gpu_count} GPUs", "at least one GPU that is not a spare", _AGAIN
+        )
+    listed = value.get("gpus") or []
+    if not isinstance(listed, list):
+        raise InputError(f"{where}: gpus", type(listed).__name__, "a list", _AGAIN)
+    matches = tuple(_one_gpu(item, f"{where}: gpus[{place}]") for place, item in enumerate(listed))
+    if len(set(matches)) < len(matches):
+        raise InputError(f"{where}: gpus", "one GPU twice", "each GPU once", _AGAIN)
+    if len(matches) > count:
+        raise InputError(f"{where}: gpus", f"{len(matches)} GPUs", f"{count} at most, as count says", _AGAIN)
+    cap = value.get("power_cap_w")
+    if cap is not None and (not _is_number(cap) or cap <= 0):
+        raise InputError(f"{where}: power_cap_w", repr(cap), "watts above 0", _AGAIN)
+    environment = value.get("environment", True)
+    if not isinstance(environment, bool):
+        raise InputError(f"{where}: environment", repr(environment), "true or false", _AGAIN)
+    return Spares(count, matches, None if cap is None else float(cap), environment)
+
+
+def _one_gpu(value: Any, where: str) -> Match:
+    """The name of a single GPU."""
+    match = _match({"match": value}, where, ())
+    if match.kind not in ONE_GPU:
+        raise InputError(f"{where}: {match.kind}", "names several GPUs", "one of " + ", ".join(ONE_GPU), _AGAIN)
+    return match
+
+
+def _xid_actions(value: Any, where: str) -> tuple[tuple[int, str], ...]:
+    """What the site wants done at an Xid, before the built-in table. JSON has text for keys."""
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise InputError(where, type(value).__name__, "a mapping of Xid codes to actions", _AGAIN)
+    found = []
+    for code, word in value.items():
+        if not str(code).isdigit():
+            raise InputError(f"{where}: {code}", "no Xid code", "a number", _AGAIN)
+        found.append((int(code), str(_choice(word, f"{where}: {code}", gpu_xid.ACTIONS))))
+    return tuple(sorted(found))
 
 
 def _rules(value: Any, where: str, one: Any) -> tuple[Rule, ...]:
@@ -236,14 +321,37 @@ def best_rule(rules: Iterable[Rule], gpu: Record) -> Rule | None:
     return min(fitting, key=lambda rule: MATCH_KINDS.index(rule.match.kind)) if fitting else None
 
 
-def resolve(policy: Policy, gpu: Record) -> Wish:
-    """What the policy wants of the GPU of this NVML record."""
+def resolve(policy: Policy, gpu: Record, role: str | None = None) -> Wish:
+    """What the policy wants of the GPU of this NVML record, in its role (gpu_spare.py; None: no roles are kept)."""
     width = best_rule(policy.link_width, gpu)
     cap = best_rule(policy.power_cap, gpu)
-    others: Record = {"persistence": policy.persistence_mode, "link_width": width.link_width if width else None}
+    others: Record = {
+        "persistence": policy.persistence_mode,
+        "link_width": width.link_width if width else None,
+        "compute_mode": _mode(policy, role),
+    }
+    if policy.spares is not None and role in CLOSED:
+        return Wish(rule=f"role {role}", **others, **_closed_cap(policy.spares, gpu["power"]))
     if cap is None:
         return Wish(**others, **_without_rule(policy, gpu))
     return Wish(rule=str(cap.match), **others, **_cap(cap, gpu["power"]))
+
+
+def _mode(policy: Policy, role: str | None) -> str | None:
+    """The compute mode: a draining GPU keeps what it has, for its job may want new contexts."""
+    if policy.spares is None or role == "draining":
+        return None
+    return "prohibited" if role in CLOSED else policy.compute_mode or "default"
+
+
+def _closed_cap(spares: Spares, power: Record) -> Record:
+    """The cap of a GPU that nothing runs on: a mistake with it then stays inside the budget."""
+    low = milliwatts(power["min_w"])
+    if spares.cap_w is not None:
+        return _cap(Rule(Match("all", "true"), cap_w=spares.cap_w), power)
+    if low is None:
+        return {"obstacle": "the driver does not tell this card's power limits"}
+    return {"cap_mw": low}
 
 
 def _without_rule(policy: Policy, gpu: Record) -> Record:

@@ -237,6 +237,7 @@ FIELDS: tuple[Field, ...] = (
     ("serial", lambda nvml, gpu: nvml.nvmlDeviceGetSerial(gpu)),
     ("minor", lambda nvml, gpu: nvml.nvmlDeviceGetMinorNumber(gpu)),
     ("name", lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu)),
+    ("architecture", lambda nvml, gpu: nvml.nvmlDeviceGetArchitecture(gpu)),
     ("part_number", lambda nvml, gpu: nvml.nvmlDeviceGetBoardPartNumber(gpu)),
     ("vbios", lambda nvml, gpu: nvml.nvmlDeviceGetVbiosVersion(gpu)),
     ("inforom.image", lambda nvml, gpu: nvml.nvmlDeviceGetInforomImageVersion(gpu)),
@@ -389,7 +390,11 @@ def _serve_fields(nvml: ModuleType, channel: Channel, key: str, handle: Any) -> 
 
 def _serve_set(nvml: ModuleType, channel: Channel, request: Record) -> None:
     """Make one setting of one GPU. The plain power call: pynvml's _v2 ignores what the driver answers."""
-    setters = {"power_limit": nvml.nvmlDeviceSetPowerManagementLimit, "persistence": nvml.nvmlDeviceSetPersistenceMode}
+    setters = {
+        "power_limit": nvml.nvmlDeviceSetPowerManagementLimit,
+        "persistence": nvml.nvmlDeviceSetPersistenceMode,
+        "compute_mode": nvml.nvmlDeviceSetComputeMode,
+    }
     channel.send({"begin": request["do"], "gpu": request["uuid"], "first": True})
     handle, code = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByUUID, request["uuid"]))
     if handle is not None:
@@ -450,6 +455,11 @@ class Session:
     def set_persistence(self, uuid: str, on: bool) -> None:
         """Set NVML's own persistence mode; only where no nvidia-persistenced owns it."""
         self._set("persistence", uuid, int(on), "persistence mode {}".format("on" if on else "off"))
+
+    def set_compute_mode(self, uuid: str, mode: str) -> None:
+        """Set who may open a context on a GPU: a word of COMPUTE_MODES. Contexts that are open stay open."""
+        number = next(number for number, word in COMPUTE_MODES.items() if word == mode)
+        self._set("compute_mode", uuid, number, f"compute mode {mode}")
 
     def _set(self, what: str, uuid: str, value: int, wanted: str) -> None:
         node = self._start()

@@ -36,8 +36,8 @@ def test_the_first_run_writes_the_file_sets_every_gpu_and_reads_back(gpu_node):
     assert states(result, "gpu.persistence") == ["on"] * 4
     for gpu in result["gpus"]:
         assert gpu["uuid"].startswith("GPU-")
-        assert gpu["before"] == {"power_cap_w": 300.0, "persistence": False}
-        assert gpu["after"] == {"power_cap_w": 250.0, "persistence": True}
+        assert gpu["before"] == {"power_cap_w": 300.0, "persistence": False, "compute_mode": "default"}
+        assert gpu["after"] == {"power_cap_w": 250.0, "persistence": True, "compute_mode": "default"}
 
 
 def test_the_second_run_changes_nothing(gpu_node):

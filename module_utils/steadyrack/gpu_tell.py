@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What happened to GPUs, handed to the hooks of /etc/steadyrack/alarm.d: chat, and schedulers with a list of their own.
+
+Events wait in the file of the roles, written in the same moment as what they tell of; a hook that fails gets them
+again at the next pass. So each is told at least once, also when the pass that made it was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any, Callable, Dict
+
+from . import alarm_hooks, files, gpu_apply, gpu_spare, verdict
+
+# How long a pass stays for its hooks, seconds; one of them has 15.
+STAY_S = 20.0
+CHECK = "gpu.spare"
+_CRITICAL = ("failed", "takeover", "no_spare")
+
+Event = Dict[str, Any]
+
+
+def deliver(root: str, say: Callable[[str, str], None], owner: int = 0) -> int:
+    """Tell the hooks what they have not been told; how many deliveries are left comes back."""
+    state, _trouble = gpu_spare.load(_below(root, gpu_spare.STATE_PATH))
+    if state is None or not (state["untold"] or state["waiting"]):
+        return 0
+    hooks = alarm_hooks.Hooks(root, say, owner, state["waiting"])
+    for entry in state["untold"]:
+        hooks.put(event_of(entry))
+    _keep(root, hooks.undelivered(), len(state["untold"]))
+    give_up = time.monotonic() + STAY_S
+    while (wait_s := hooks.wait_s(time.monotonic())) is not None and time.monotonic() + wait_s < give_up:
+        time.sleep(wait_s)
+        hooks.tick(time.monotonic())
+    hooks.stop()
+    left = hooks.undelivered()
+    _keep(root, left, 0)
+    return len(left)
+
+
+def _keep(root: str, waiting: list[Event], told: int) -> None:
+    """Write down what is still to be delivered, and that ``told`` events are with the hooks now."""
+    with files.locked(_below(root, gpu_apply.LOCK_PATH)):
+        path = _below(root, gpu_spare.STATE_PATH)
+        state, _trouble = gpu_spare.load(path)
+        if state is not None:
+            state.update(waiting=waiting, untold=state["untold"][told:])
+            files.atomic_write(path, files.dump_json(state), 0o644)
+
+
+def event_of(entry: Event) -> Event:
+    """An event of the roles in the form of an alarm; see docs/alarms.md."""
+    host = socket.gethostname()
+    severity = verdict.CRITICAL if entry["event"] in _CRITICAL else verdict.WARNING
+    where = f" {entry['bus_id']}" if entry.get("bus_id") else ""
+    return {
+        "event": entry["event"], "id": CHECK, "subject": entry["uuid"], "severity": severity, "state": entry["event"],
+        "reason": entry["text"], "host": host, "site": "", "at": entry["at"],
+        "instead_of": entry.get("instead_of"), "text": f"{host}: GPU {entry['uuid']}{where}: {entry['text']}",
+    }  # fmt: skip
+
+
+def _below(root: str, path: str) -> str:
+    return os.path.join(root, path.lstrip("/"))
