@@ -12,13 +12,19 @@ import difflib
 import ipaddress
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from ansible.errors import AnsibleError
 from ansible.errors import AnsibleFilterError as FilterError
 from jinja2.exceptions import TemplateError
+
+# Ansible loads every file here by itself; this is how one finds its neighbour.
+sys.path.append(str(Path(__file__).resolve().parent))
+from spare_inventory import spare_findings
 
 ROLE_GROUPS = ("relays", "gpu_nodes")
 GROUPING_PREFIXES = ("site_", "rack_")
@@ -734,6 +740,8 @@ def check_gpu_policy(inventory: Inventory) -> None:
         if cap is not None and cap != "auto":
             _check_cap(inventory, host, "gpu_policy_power_cap_w", _from_command_line(cap), _ranges(models))
         _check_count(inventory, host)
+        for finding in spare_findings(variables, _total(variables), list(models.values())):
+            inventory.add(host, *finding)
         if overrides is None:
             continue
         if not isinstance(overrides, (list, tuple)):
@@ -743,12 +751,19 @@ def check_gpu_policy(inventory: Inventory) -> None:
             _check_override(inventory, host, f"gpu_policy_overrides[{position}]", entry, models)
 
 
+def _total(variables: Mapping[str, Any]) -> int:
+    """How many GPUs rack_gpus lists."""
+    listed = variables.get("rack_gpus")
+    entries = listed if isinstance(listed, (list, tuple)) else []
+    return sum(number for entry in entries if isinstance(entry, Mapping) and is_whole(number := entry.get("count")))
+
+
 def _check_count(inventory: Inventory, host: str) -> None:
     """The count that the playbook hands over is that of rack_gpus; another one in the inventory would go unread."""
     count, listed = inventory.variables[host].get("gpu_policy_gpu_count"), inventory.variables[host].get("rack_gpus")
     if count is None or not isinstance(listed, (list, tuple)):
         return
-    total = sum(number for entry in listed if isinstance(entry, Mapping) and is_whole(number := entry.get("count")))
+    total = _total(inventory.variables[host])
     if _from_command_line(count) != total:
         inventory.add(host, "gpu_policy_gpu_count", shown(count), f"{total}, the sum of rack_gpus",
                       "correct rack_gpus and remove gpu_policy_gpu_count")  # fmt: skip
