@@ -33,7 +33,7 @@ class Finding(NamedTuple):
 
 
 def spare_findings(variables: Mapping[str, Any], total: int, spans: list[tuple[float, float]]) -> Iterator[Finding]:
-    """Everything wrong with the inputs about spares of a host with ``total`` GPUs; ``spans``: caps of each model (W)."""
+    """Everything wrong with the inputs about spares of a host with ``total`` GPUs; ``spans``: caps by model (W)."""
     count = variables.get("gpu_policy_spares", 0)
     if isinstance(count, str) and count.isdigit():
         count = int(count)  # told by -e
@@ -48,8 +48,8 @@ def spare_findings(variables: Mapping[str, Any], total: int, spans: list[tuple[f
         named = []
     yield from _named(named, count)
     cap = variables.get("gpu_policy_spare_power_cap_w")
-    for low, high in spans if isinstance(cap, (int, float)) else ():
-        if not low <= cap <= high:
+    for low, high in spans:
+        if isinstance(cap, (int, float)) and not low <= cap <= high:
             yield Finding("gpu_policy_spare_power_cap_w", f"{cap:g} W", f"{low:g} to {high:g} W, or empty")
     actions = variables.get("gpu_policy_xid_actions")
     for code, word in actions.items() if isinstance(actions, Mapping) else ():
