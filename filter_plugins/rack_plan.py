@@ -75,7 +75,7 @@ def _short(text: Any) -> str:
 
 def _missing(answer: Any) -> str | None:
     """Why the answer of gpu_info is none; None when it is one."""
-    if not isinstance(answer, Mapping) or answer.get("skipped"):
+    if not isinstance(answer, Mapping):
         return "not asked"
     if answer.get("unreachable"):
         return f"unreachable ({_short(answer.get('msg'))})"
@@ -203,7 +203,10 @@ def rack_plan_report(
     told = errors or {"inventory": [], "hosts": {}}
     bad = [*told["inventory"]]
     lines = [*told["inventory"]]
-    for rack in _shown(plan, facts, asked):
+    racks = _shown(plan, facts, asked)
+    if not racks:
+        lines.append("no GPU node in the racks of these hosts")
+    for rack in racks:
         own = [line for host in rack["hosts"] for line in told["hosts"].get(host, [])]
         lines += [""] if lines else []
         bad += own

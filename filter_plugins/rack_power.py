@@ -108,15 +108,20 @@ def highest_caps(hosts: list[Host], feed: Feed, movable: set[str] | None = None)
 
 
 def most_hosts(hosts: list[Host], caps: Caps, feed: Feed) -> list[Host]:
-    """As many of the hosts as fit, the thriftiest first; in the order given where they are alike."""
+    """As many of the hosts as fit, the thriftiest first; in the order given where they are alike.
+
+    Exact, but for all hosts failing over at once with a limit of its own (rack_failover_may_exceed): two sums to keep.
+    """
     best: list[Host] = []
-    for opened in sorted({_opened_w(host, caps) for host in hosts}):
-        chosen: list[Host] = []
-        # Among those whose take-over adds no more than this one's, only the sum decides.
-        for host in sorted(hosts, key=lambda host: host_watts(host, caps)):
-            if _opened_w(host, caps) <= opened and fits([*chosen, host], caps, feed):
-                chosen.append(host)
-        best = max(best, chosen, key=len)
+    still = sorted(hosts, key=lambda host: host_watts(host, caps))
+    for order in (still, sorted(hosts, key=lambda host: host_watts(host, caps, host.total))):
+        # Among hosts whose fail-over adds no more than this one's, the sum alone decides.
+        for opened in sorted({_opened_w(host, caps) for host in hosts}):
+            chosen: list[Host] = []
+            for host in order:
+                if _opened_w(host, caps) <= opened and fits([*chosen, host], caps, feed):
+                    chosen.append(host)
+            best = max(best, chosen, key=len)
     return best
 
 
@@ -288,8 +293,11 @@ def _proposal_line(proposal: Mapping[str, Any], total: int) -> str:
     elif proposal["kind"] == "hosts":
         what = f"at these caps {len(proposal['hosts'])} of the {total} hosts ({', '.join(proposal['hosts'])})"
     else:
-        numbers = ", ".join(f"{number} on {host}" for host, number in proposal["active_gpus"].items())
-        what = f"one more spare a host (rack_active_gpus: {numbers})"
+        by_number: dict[int, list[str]] = {}
+        for host, number in proposal["active_gpus"].items():
+            by_number.setdefault(number, []).append(host)
+        numbers = "; ".join(f"{number} on {', '.join(names)}" for number, names in by_number.items())
+        what = f"one more spare a host (rack_active_gpus {numbers})"
     text = f"next: {what} would make {watts(proposal['sum_w'])} W"
     if proposal["failover_w"] > proposal["sum_w"]:
         text += f", {watts(proposal['failover_w'])} W in a fail-over"

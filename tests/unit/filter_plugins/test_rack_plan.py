@@ -69,6 +69,12 @@ def test_whole_racks_of_the_hosts_asked_for_and_no_others(asked: str) -> None:
     assert any(line.startswith("gpu-a1 ") for line in lines)
 
 
+def test_a_rack_without_a_gpu_node_is_said_to_be_one() -> None:
+    facts = facts_of("gpu-a1")
+    facts["relay-a1"]["rack_name"] = "c1"
+    assert report(facts, "relay-a1") == {"lines": ["no GPU node in the racks of these hosts"], "bad": []}
+
+
 def test_what_is_wrong_with_a_fact_is_told_once_and_ends_with_an_error() -> None:
     facts = facts_of("gpu-a1", "gpu-a2")
     facts["gpu-a2"]["rack_spare_w"] = "75"
@@ -120,7 +126,6 @@ UNREACHABLE = {"unreachable": True, "msg": "Connection refused"}
     [
         (UNREACHABLE, "unreachable (Connection refused)", True),
         ({"failed": False, "module_stderr": "no python"}, "could not be read (no python)", True),
-        ({"skipped": True}, "not asked", False),
         (None, "not asked", False),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_rack_whose_fail_over_does_not_fit_is_refused_with_the_arithmetic() ->
     lower, fewer, spares = rack["next"]
     assert "294 W for NVIDIA A100 80GB PCIe would make 3312.8 W, 3545.7 W in a fail-over" in lower
     assert "1 of the 2 hosts (g0) would make 1675.5 W, 1914.9 W in a fail-over" in fewer
-    assert "(rack_active_gpus: 2 on g0, 2 on g1) would make 2872.3 W, 3351.1 W in a fail-over" in spares
+    assert "(rack_active_gpus 2 on g0, g1) would make 2872.3 W, 3351.1 W in a fail-over" in spares
 
 
 def test_all_hosts_may_fail_over_at_once() -> None:
@@ -440,6 +440,7 @@ def test_what_is_proposed_fits_and_makes_what_was_said(hosts: list[dict[str, Any
 def test_no_more_hosts_would_fit_than_are_proposed(hosts: list[dict[str, Any]]) -> None:
     rack = only_rack(*hosts)
     assume(not rack["fits"])
+    assume(hosts[0]["rack_failover_hosts"] == "one" or not hosts[0]["rack_failover_may_exceed"])
     proposed = next((len(one["hosts"]) for one in rack["proposals"] if one["kind"] == "hosts"), 0)
     for some in itertools.combinations(hosts, proposed + 1):
         assert not only_rack(*some)["fits"]

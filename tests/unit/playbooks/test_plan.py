@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from gpu_node import GpuNode
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GPUS = [{"model": "NVIDIA A100 80GB PCIe", "count": 4, "power_max_w": 300, "power_min_w": 150}]
@@ -33,10 +34,11 @@ def inventory(connection: dict[str, Any] | None = None, **facts: Any) -> dict[st
     }
 
 
-def plan(source: Path | str, *words: str) -> tuple[int, str]:
-    """Exit status and what was shown."""
+def plan(source: Path | str, *words: str, node: GpuNode | None = None) -> tuple[int, str]:
+    """Exit status and what was shown. Hosts with a local connection find the GPUs of ``node``."""
     program = str(Path(sys.executable).with_name("ansible-playbook"))
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    environment = {**(node.environment if node else os.environ), "ANSIBLE_NOCOLOR": "1"}
+    environment["ANSIBLE_CONFIG"] = str(REPOSITORY / "ansible.cfg")
     done = subprocess.run(
         [program, "-i", str(source), "playbooks/plan.yml", *words],
         cwd=REPOSITORY, env=environment, text=True, capture_output=True, check=False, timeout=120,
@@ -44,9 +46,9 @@ def plan(source: Path | str, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def run(tmp_path: Path, hosts: dict[str, Any], *words: str) -> tuple[int, str]:
+def run(tmp_path: Path, hosts: dict[str, Any], *words: str, node: GpuNode | None = None) -> tuple[int, str]:
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts, allow_unicode=True), encoding="utf-8")
-    return plan(tmp_path / "hosts.yml", *words)
+    return plan(tmp_path / "hosts.yml", *words, node=node)
 
 
 @pytest.mark.parametrize(("name", "racks"), [("demo", 2), ("example", 3)])
@@ -78,6 +80,22 @@ def test_a_bad_fact_is_one_error_of_the_rack_and_the_other_rack_is_planned(tmp_p
     assert status != 0
     assert "gpu-a2: rack_failover_hosts: 'both' (a text); wanted one or all." in shown
     assert shown.count("verdict: ") == 1
+
+
+def test_what_the_gpus_draw_stands_beside_the_plan(tmp_path: Path, gpu_node: GpuNode) -> None:
+    """An emulated node behind both names: first idle, then with one card at its cap of 300 W where 250 are planned."""
+    local = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
+    words = ("-e", "plan_measure=true", "--limit", "rack_a1")
+    gpu_node.set("gpu.*.power_usage_mw=45000")
+    status, shown = run(tmp_path, inventory(local), *words, node=gpu_node)
+    assert status == 0, shown
+    assert "gpu-a2: GPUs 180 W, 4 of 4 measured; planned 1200 W" in shown
+    assert "measured GPUs, all else as planned: 1560 W at the plug of 3800 W usable" in shown
+    gpu_node.set("gpu.1.power_usage_mw=299000")
+    status, shown = run(tmp_path, inventory(local, gpu_policy_power_cap_w=250), *words, node=gpu_node)
+    assert status != 0
+    assert "gpu-a1: 0000:4b:00.0: its cap is 300 W, planned 250 W" in shown
+    assert "gpu-a1: 0000:4b:00.0: draws 299 W, above its cap of 250 W" in shown
 
 
 def test_what_cannot_be_measured_is_no_data_and_no_pass(tmp_path: Path) -> None:
