@@ -77,6 +77,10 @@ class Rack(RuleBasedStateMachine):
     def jobs(self, gpu: int, number: int) -> None:
         self.there.node.set(f"gpu.{gpu}.processes_compute=" + ";".join(f"{4000 + n}:100" for n in range(number)))
 
+    @rule()
+    def every_gpu_has_a_job(self) -> None:
+        self.there.node.set(*(f"gpu.{gpu}.processes_compute=4000:100" for gpu in range(TOTAL)))
+
     @rule(gpu=GPU, watts=st.sampled_from([300, 150]), mode=st.sampled_from([0, 2]))
     def another_writer(self, gpu: int, watts: int, mode: int) -> None:
         self.there.node.set(f"gpu.{gpu}.power_limit_mw={watts * 1000}", f"gpu.{gpu}.compute_mode={mode}")
