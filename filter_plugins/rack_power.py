@@ -310,10 +310,9 @@ def _next_lines(found: list[dict[str, Any]], hosts: list[Host]) -> list[str]:
         return lines
     told = [host.name for host in hosts if host.cards or any(entry.pinned for entry in host.gpus)]
     text = "next: move a host to another feed; even the lowest caps do not fit"
-    return [
-        *lines,
-        text + (f" beside gpu_policy_power_cap_w and gpu_policy_overrides of {', '.join(told)}" * bool(told)),
-    ]
+    if told:
+        text += f" beside gpu_policy_power_cap_w and gpu_policy_overrides of {', '.join(told)}"
+    return [*lines, text]
 
 
 # --- the plan ------------------------------------------------------------------------------------

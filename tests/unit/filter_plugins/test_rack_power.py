@@ -186,6 +186,26 @@ def test_every_spare_of_a_host_may_be_taken() -> None:
     assert (rack["sum_w"], rack["failover_w"]) == (600 + 2 * 300 + 2 * 150, 1800)
 
 
+def test_the_host_that_would_add_most_is_the_one_that_fails_over() -> None:
+    hosts = [host("g1", rack_active_gpus=3), host("g2", rack_active_gpus=2), host("g3")]
+    rack = only_rack(*({**facts, "rack_feed_limit_w": 6000} for facts in hosts))
+    assert rack["failing"] == ["g2"]
+    assert "fail-over on g2, what was lost still draws: 1650 + 1800 + 1800 = 5250 W of 5700 W" in rack["lines"][-1]
+
+
+def test_another_spare_is_proposed_where_a_gpu_stays_active() -> None:
+    """Two spares for g1 would leave it none; with three active on g2 the worst moment is g1's: 1800 + 1650 W."""
+
+    def proposed(feed_w: int) -> list[dict[str, int]]:
+        pair = (host("g1", rack_active_gpus=1), host("g2", rack_active_gpus=4))
+        rack = only_rack(*({**facts, "rack_feed_limit_w": feed_w, "rack_feed_margin_percent": 0} for facts in pair))
+        assert not rack["fits"]
+        return [one["active_gpus"] for one in rack["proposals"] if one["kind"] == "spares"]
+
+    assert proposed(3449) == []
+    assert proposed(3450) == [{"g1": 1, "g2": 3}]
+
+
 def test_redundant_feeds_hold_the_rack_alone_and_others_add_up() -> None:
     pair = {"rack_feed_limit_w": 2000, "rack_feeds": 2}
     redundant = only_rack(*(host(name, **pair) for name in ("g1", "g2")))
