@@ -55,6 +55,8 @@ def state(inside, gpu: int) -> tuple[str, str]:
 def failed(inside, jobs, cards):
     """Xid 79 on the second card while a job is on it; the moment at which the list had changed."""
     inside("sh", "-c", f"printf '#!/bin/sh\\ncat >>{TOLD}\\n' >{HOOK}; chmod 0755 {HOOK}; rm -f {TOLD}")
+    # As on a host that was never set up: an aborted run may have left other roles.
+    inside("sh", "-c", f"rm -f {ROLES} /var/lib/steadyrack/gpus.env; steadyrack gpu apply", check=False)
     told = {"before": jobs(), "roles before": roles(inside), "spare before": state(inside, 3)}
     inside("nvml-emulator", "set", "gpu.1.processes_compute=4711:1000")
     began = time.monotonic()
@@ -107,7 +109,7 @@ def test_a_run_does_not_undo_it(failed, play, cards, inside):
 @pytest.fixture(scope="module")
 def replaced(failed, inside, cards):
     """Another card in the slot of the failed one, accepted by a person."""
-    new = "GPU-11111111-2222-4333-8444-555555555555"
+    new, serial = "GPU-11111111-2222-4333-8444-555555555555", inside("nvml-emulator", "get", "gpu.1.serial").strip()
     other = (f"gpu.1.uuid={new}", "gpu.1.serial=1329999999999")
     inside("nvml-emulator", "set", "gpu.1.lost=", "gpu.1.processes_compute=", *other)
     inside("steadyrack", "gpu", "apply", check=False)
@@ -116,7 +118,7 @@ def replaced(failed, inside, cards):
     told["roles"] = roles(inside)
     yield told
     # The card of before comes back, and every role with it.
-    inside("nvml-emulator", "set", "gpu.1.uuid=", "gpu.1.serial=")
+    inside("nvml-emulator", "set", f"gpu.1.uuid={cards[1]}", f"gpu.1.serial={serial}")
     inside("steadyrack", "gpu", "apply", check=False)
     inside("steadyrack", "spare", "return", cards[1], check=False)
     inside("steadyrack", "spare", "promote", cards[1], "--instead-of", cards[3], check=False)
