@@ -1,4 +1,4 @@
-"""Xid errors: what each asks for by architecture, how the log is read, whom it is believed, and what a broken log is."""
+"""Xid errors: what each asks for by architecture, whose word counts; a log that cannot be read is no silence."""
 
 from __future__ import annotations
 
