@@ -68,8 +68,8 @@ def test_the_diff_names_exactly_the_gpu_that_was_changed_behind_our_back(gpu_nod
     ]
     settings = told["diff"][1]
     assert set(settings["before"].splitlines()) ^ set(settings["after"].splitlines()) == {
-        f"{gpu_node.uuid(2)} {SLOTS[2]}: power cap 180 W, persistence on",
-        f"{gpu_node.uuid(2)} {SLOTS[2]}: power cap 250 W, persistence on",
+        f"{gpu_node.uuid(2)} {SLOTS[2]}: power cap 180 W, persistence on, compute mode default",
+        f"{gpu_node.uuid(2)} {SLOTS[2]}: power cap 250 W, persistence on, compute mode default",
     }
     gpu_node.module("gpu_policy", policy=policy(250))
     assert caps(gpu_node) == [250.0] * 4
