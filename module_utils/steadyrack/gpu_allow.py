@@ -56,25 +56,29 @@ def list_text(uuids: Sequence[str]) -> str:
 
 def environment_text(old: str, uuids: Sequence[str]) -> str:
     """``/etc/environment`` with our lines at its end, where they count over others of the same name."""
-    kept, ours = [], False
-    for line in old.splitlines():
-        ours = ours or line.strip() == BEGIN
-        if not ours:
-            kept.append(line)
-        ours = ours and line.strip() != END
-    return "\n".join([*kept, BEGIN, *variables(uuids), END, ""])
+    return "\n".join([*_foreign(old), BEGIN, *variables(uuids), END, ""])
 
 
 def others(text: str) -> list[str]:
     """Settings of the same names in ``/etc/environment`` that are not ours: somebody relies on them, in vain."""
-    ours, found = False, []
-    for line in text.splitlines():
-        ours = ours or line.strip() == BEGIN
-        name = line.strip().replace("export ", "", 1).partition("=")[0].strip()
-        if not ours and name in _NAMES:
-            found.append(line.strip())
-        ours = ours and line.strip() != END
-    return found
+    lines = [line.strip() for line in _foreign(text)]
+    return [line for line in lines if _name(line.replace("export ", "", 1)) in _NAMES]
+
+
+def _foreign(text: str) -> list[str]:
+    """The lines that are not ours, as they are. Between our marks only the settings are ours: a mark may be gone."""
+    kept, ours = [], False
+    lines = text.split("\n")
+    for line in lines if lines[-1] else lines[:-1]:
+        begins, ends = line.strip() == BEGIN, ours and line.strip() == END
+        if not begins and not ends and not (ours and _name(line) in _NAMES):
+            kept.append(line)
+        ours = begins or (ours and not ends)
+    return kept
+
+
+def _name(line: str) -> str:
+    return line.partition("=")[0].strip()
 
 
 def gres_text(host: str, cards: Sequence[Card]) -> str:
@@ -125,7 +129,8 @@ def write(root: str, host: str, cards: Sequence[Card], environment: bool) -> lis
 
 
 def _text(root: str, path: str) -> str:
-    return (files.read_bytes(_below(root, path)) or b"").decode("utf-8", "replace")
+    """A file; bytes that are no UTF-8 go back as they came."""
+    return (files.read_bytes(_below(root, path)) or b"").decode("utf-8", "surrogateescape")
 
 
 def _put(path: str, text: str) -> None:
@@ -135,7 +140,7 @@ def _put(path: str, text: str) -> None:
     except FileNotFoundError:
         mode = 0o644
     files.make_directory(os.path.dirname(path))
-    files.atomic_write(path, text.encode("utf-8"), mode)
+    files.atomic_write(path, text.encode("utf-8", "surrogateescape"), mode)
 
 
 def _below(root: str, path: str) -> str:

@@ -24,6 +24,7 @@ VERSION = 1
 
 ACTIVE, SPARE, DRAINING, FAILED, UNACCEPTED = "active", "spare", "draining", "failed", "unaccepted"
 _LISTS = ("named", "history", "untold", "waiting", "vacant")
+_ENTRY = {"role", "since", "reason", "bus_id", "serial", "name", "architecture", "uncorrected", "xids"}
 ROLES = (ACTIVE, SPARE, DRAINING, FAILED, UNACCEPTED)
 OPEN = (ACTIVE, DRAINING)
 """Roles of a GPU that may hold a job, whose power counts at its cap."""
@@ -78,11 +79,14 @@ def load(path: str) -> tuple[State | None, str | None]:
     sound = version == VERSION and isinstance(gpus, dict) and all(map(_is_entry, gpus.values()))
     if not sound or any(not isinstance(value.get(key), list) for key in _LISTS):
         return None, f"{path} does not hold the roles of GPUs"
-    return value, None
+    return {**empty(), **value}, None
 
 
 def _is_entry(gpu: Any) -> bool:
-    return isinstance(gpu, dict) and gpu.get("role") in ROLES and isinstance(gpu.get("bus_id"), str)
+    """What a pass leaves of a GPU: any key of it may be asked for."""
+    if not isinstance(gpu, dict) or not set(gpu) >= _ENTRY:
+        return False
+    return gpu["role"] in ROLES and isinstance(gpu["bus_id"], str) and isinstance(gpu["xids"], list)
 
 
 def empty() -> State:

@@ -32,7 +32,10 @@ def deliver(root: str, say: Callable[[str, str], None], owner: int = 0) -> int:
         hooks.put(event_of(entry))
     _keep(root, hooks.undelivered(), len(state["untold"]))
     give_up = time.monotonic() + STAY_S
-    while (wait_s := hooks.wait_s(time.monotonic())) is not None and time.monotonic() + wait_s < give_up:
+    # What waits for another try is left to the next pass: this one must not keep a take-over waiting.
+    while (wait_s := hooks.wait_s(time.monotonic())) is not None and wait_s <= alarm_hooks.LOOK_S:
+        if time.monotonic() >= give_up:
+            break
         time.sleep(wait_s)
         hooks.tick(time.monotonic())
     hooks.stop()
@@ -59,7 +62,8 @@ def event_of(entry: Event) -> Event:
     return {
         "event": entry["event"], "id": CHECK, "subject": entry["uuid"], "severity": severity, "state": entry["event"],
         "reason": entry["text"], "host": host, "site": "", "at": entry["at"],
-        "instead_of": entry.get("instead_of"), "text": f"{host}: GPU {entry['uuid']}{where}: {entry['text']}",
+        "instead_of": entry.get("instead_of"), "occurrence": f"{entry['at']} {entry['event']}",
+        "text": f"{host}: GPU {entry['uuid']}{where}: {entry['text']}",
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ reads the log itself, from the place where the last one stopped. What comes whil
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -15,10 +16,13 @@ import time
 from typing import Callable, Sequence
 
 from . import gpu_xid
+from .errors import ToolError
 from .run import environment
 
 # Words of the driver's own lines: Xid, and cards that fall off the bus.
 _WORDS = ("Xid", "fallen off the bus", "NVIDIA GPU")
+# A line that is no UTF-8 comes as a list of numbers, in which no word is to be seen.
+_BYTES = re.compile(r'"MESSAGE"\s*:\s*\[')
 FOLLOW = ("journalctl", "--boot", "--follow", "--lines=0", "--output=json", "--no-pager", "--quiet", *gpu_xid.MATCHES)
 # journalctl ends when journald is replaced; it is started again, not too often, seconds.
 AGAIN_S = 5.0
@@ -30,10 +34,10 @@ Say = Callable[[str, str], None]  # level, text
 
 def speaks_of_a_gpu(line: str) -> bool:
     """Whether a row of journalctl's JSON is the driver's word on a card."""
-    if not any(word in line for word in _WORDS):
+    if not any(word in line for word in _WORDS) and not _BYTES.search(line):
         return False
     text = gpu_xid.message(gpu_xid.entry(line))
-    return "NVRM" in text
+    return "NVRM" in text and any(word in text for word in _WORDS)
 
 
 def follow(look: Callable[[], None], say: Say, ended: Callable[[], bool] = lambda: False) -> None:
@@ -53,7 +57,13 @@ def follow(look: Callable[[], None], say: Say, ended: Callable[[], bool] = lambd
 
 def start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """The follower; it ends with us, for systemd ends the whole unit."""
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment())
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment())
+    except OSError as error:
+        raise ToolError(
+            command[0], f"cannot be started: {error.strerror}", "the kernel log",
+            "without it Xid errors are seen by the timer only",
+        ) from error  # fmt: skip
 
 
 def _until_it_ends(process: subprocess.Popen[bytes], look: Callable[[], None], ended: Callable[[], bool]) -> int:

@@ -156,11 +156,15 @@ def message(row: Mapping[str, Any]) -> str:
     if row.get("_TRANSPORT") != _KERNEL and row.get("_UID") != "0":
         return ""
     text = row.get("MESSAGE")
-    if isinstance(text, list):  # bytes that are no UTF-8
-        text = bytes(text).decode("utf-8", "replace")
+    if isinstance(text, list):  # bytes that are no UTF-8; a field that was given twice is a list, too
+        text = bytes(text).decode("utf-8", "replace") if all(map(_is_byte, text)) else None
     if not isinstance(text, str):
         return ""
     return f"NVRM: {text}" if row.get("SYSLOG_IDENTIFIER") == "NVRM" and "NVRM:" not in text else text
+
+
+def _is_byte(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= 255
 
 
 def read(cursor: str | None, since: float | None, runner: Callable[..., Completed] = run) -> Log:
@@ -174,7 +178,8 @@ def read(cursor: str | None, since: float | None, runner: Callable[..., Complete
         if log.trouble is None or since is None:
             return log
     if since is not None:
-        return _read([*command, f"--since=@{since:.0f}", *MATCHES], None, runner)
+        # Whole seconds would be rounded up past what was said meanwhile.
+        return _read([*command, f"--since=@{since:.6f}", *MATCHES], None, runner)
     return _read([*command, "--lines=1", *MATCHES], None, runner)._replace(events=[])
 
 

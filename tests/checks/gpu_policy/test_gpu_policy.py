@@ -25,6 +25,8 @@ NAMES = ("uuid", "serial", "bus_id", "model")  # most specific first
 GRAIN_MW = 1000  # caps are whole watts; readings within half of that are the same cap
 LAST_BITS = 1e-9  # 83 % of 300 is 249 and not a last bit less
 AUTO = "auto"
+LIST = "CUDA_VISIBLE_DEVICES"
+PROHIBITED = 2  # nvml.h, nvmlComputeMode_t
 
 # nvml.h, nvmlReturn_t: what a card's own answer means for its row.
 CODES = {
@@ -42,7 +44,7 @@ CODES = {
 
 def reads(node: Node) -> dict[str, Any]:
     """What must be read from a node for these checks."""
-    return {"gpus": True, "files": {POLICY: {"content": True}}}
+    return {"gpus": True, "session": [LIST], "files": {POLICY: {"content": True}}}
 
 
 # --- what there is -------------------------------------------------------------------------------
@@ -164,6 +166,36 @@ def expected_width(node: Node, gpu: Gpu) -> int:
     return int(given if given is not None else node.setting("gpu_policy_link_width"))
 
 
+def given(node: Node) -> list[str] | None:
+    """The GPUs that a command over plain SSH is given, as printenv would tell there; None where nobody says any."""
+    session = node.section("session")
+    if session.get("error"):
+        raise UnreadableError(f"{LIST}: {session['error']}")
+    text = session.get(LIST)
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def closed(node: Node, gpu: Gpu) -> bool:
+    """Whether the GPU is none of those for jobs: by what jobs are given, else by what it lets onto itself."""
+    try:
+        listed = given(node) if node.setting("gpu_policy_environment") else None
+    except UnreadableError:
+        listed = None
+    return bool(gpu["compute_mode"] == PROHIBITED if listed is None else gpu["uuid"] not in listed)
+
+
+def wanted_cap_w(node: Node, gpu: Gpu) -> float:
+    """The cap of a GPU at work; a closed one is at its lowest, so that a mistake with it stays in the budget."""
+    if not closed(node, gpu):
+        return expected_cap_w(node, gpu)
+    own = node.setting_or("gpu_policy_spare_power_cap_w", None)
+    if own not in (None, ""):
+        return float(math.floor(float(own)))
+    if gpu.get("min_mw") is None:
+        raise UnreadableError("NVML does not tell the lowest cap of a GPU that is not for jobs")
+    return float(gpu["min_mw"] / GRAIN_MW)
+
+
 # --- the checks ----------------------------------------------------------------------------------
 
 
@@ -250,7 +282,7 @@ def _cap_row(node: Node, gpu: Gpu) -> Row:
         "measured": None if enforced is None else _watts(enforced),
     }
     try:
-        wanted = expected_cap_w(node, gpu)
+        wanted = wanted_cap_w(node, gpu)
     except (UnsetError, UnreadableError) as trouble:
         return row("gpu.power_cap", gpu["uuid"], UNKNOWN, reason=str(trouble), **fields)
     fields["expected"] = _watts(wanted * GRAIN_MW)
@@ -397,6 +429,77 @@ def test_the_driver_keeps_every_gpu_initialised(node: Node, record: Record) -> N
         row("gpu.persistence", name, UNKNOWN, source="nvml", reason=why) for name, why in sick(node, gpus).items()
     ]
     record(found or [row("gpu.persistence", node.name, UNKNOWN, reason="NVML lists no GPU", source="nvml")])
+
+
+@pytest.mark.check("gpu.allow_list")
+def test_a_job_over_plain_ssh_is_given_exactly_the_active_gpus(node: Node, record: Record) -> None:
+    """Seen from the consumer's side: that some file says so proves nothing (C46)."""
+    may = declared_count(node) - int(node.setting("gpu_policy_spares"))
+    fields: dict[str, Any] = {"expected": may, "unit": "GPUs", "source": "environment of an SSH command, nvml"}
+    if not node.setting("gpu_policy_environment"):
+        why = "gpu_policy_environment is false: the scheduler gives GPUs to jobs"
+        record([row("gpu.allow_list", node.name, NOT_JUDGED, reason=why, **fields)])
+        return
+    listed, there = given(node), {gpu["uuid"] for gpu in gpus_of(node) if gpu.get("uuid")}
+    if listed is None:
+        why, state = f"{LIST} is not set: a job takes any GPU, the spare too", "missing"
+    else:
+        strangers = [name for name in listed if name not in there]
+        why = f"jobs are given what is not there: {', '.join(strangers)}" if strangers else ""
+        state = "extra" if strangers or len(listed) > may else "short" if len(set(listed)) < may else "ok"
+    record(
+        [
+            judged(
+                "gpu.allow_list",
+                node.name,
+                state == "ok",
+                state=state,
+                measured=None if listed is None else len(listed),
+                reason=why or None,
+                **fields,
+                hint="steadyrack spare status; steadyrack gpu apply; does sshd use PAM, and PAM pam_env?",
+            )
+        ]
+    )
+
+
+@pytest.mark.check("gpu.compute_mode")
+def test_gpus_for_jobs_are_open_and_all_others_are_closed(node: Node, record: Record) -> None:
+    gpus = gpus_of(node)
+    listed = given(node) if node.setting("gpu_policy_environment") else None
+    named = [gpu for gpu in gpus if gpu.get("uuid")]
+    found = [_mode_row(gpu, None if listed is None else gpu["uuid"] in listed) for gpu in named]
+    if listed is None:
+        spares = int(node.setting("gpu_policy_spares"))
+        shut = sum(gpu["compute_mode"] == PROHIBITED for gpu in named)
+        found.append(
+            judged("gpu.compute_mode", node.name, shut >= spares, expected=spares, measured=shut, unit="closed GPUs")
+        )
+    found += [
+        row("gpu.compute_mode", name, UNKNOWN, source="nvml", reason=why) for name, why in sick(node, gpus).items()
+    ]
+    record(found)
+
+
+def _mode_row(gpu: Gpu, for_jobs: bool | None) -> Row:
+    """One GPU. ``for_jobs``: whether jobs are given it; None where they are not told over SSH."""
+    mode = gpu["compute_mode"]
+    fields: dict[str, Any] = {"measured": mode, "source": "nvml"}
+    if mode is None:
+        why = f"NVML does not tell: {_code(gpu['errors'].get('compute_mode', 999))}"
+        return row("gpu.compute_mode", gpu["uuid"], UNKNOWN, reason=why, **fields)
+    state = "prohibited" if mode == PROHIBITED else "open"
+    good = for_jobs is None or for_jobs == (mode != PROHIBITED)
+    return judged(
+        "gpu.compute_mode",
+        gpu["uuid"],
+        good,
+        state=state,
+        expected=None if for_jobs is None else "open" if for_jobs else "prohibited",
+        reason=None if good else "jobs are given it and cannot open it" if for_jobs else "any job can open it",
+        **fields,
+        hint="steadyrack gpu apply; then look for who set it (nvidia-smi -c in units, cron, job scripts)",
+    )
 
 
 @pytest.mark.check("pcie.width")
