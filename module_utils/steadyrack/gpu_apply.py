@@ -18,7 +18,7 @@ import os
 import time
 from typing import Any, Callable, Dict, Sequence, Tuple
 
-from . import files, gpu_checks, gpu_policy, nvml, pcie, verdict
+from . import files, gpu_baseline, gpu_checks, gpu_policy, nvml, pcie, verdict
 from .errors import SteadyrackError
 from .gpu_policy import Policy, Wish
 from .run import Completed, run
@@ -101,7 +101,11 @@ def apply(
             _set_all(session, outcome, policy, runner)
             session.drop()
             outcome.after = session.read(addresses)
-    outcome.rows = gpu_checks.rows(policy, outcome.after, pci, host, outcome.failures)
+    if not check:
+        # From a card's first minutes on, and after every boot: what rises later is measured from here.
+        baseline = gpu_baseline.keep(root, outcome.after["gpus"], repair=False)
+        outcome.notes += [] if baseline.trouble is None else [baseline.trouble]
+    outcome.rows = gpu_checks.setting_rows(policy, outcome.after, pci, host, outcome.failures)
     return outcome
 
 

@@ -43,7 +43,7 @@ INFOROM_OBJECTS = ((0, "oem"), (1, "ecc"), (2, "power"))
 THRESHOLDS = ((0, "shutdown_c"), (1, "slowdown_c"), (2, "memory_max_c"), (3, "gpu_max_c"))
 # nvmlFieldValue_t: value type to the member of the union that holds it.
 VALUE_TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-# More links than any board has; a driver ends the list itself.
+# As many links as any board has (NVML_NVLINK_MAX_LINKS of newer drivers); a driver ends the list itself.
 MOST_NVLINKS = 36
 
 Record = Dict[str, Any]

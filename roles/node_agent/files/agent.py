@@ -28,6 +28,7 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 from steadyrack import (
     agent_checks,
     gpu_apply,
+    gpu_baseline,
     gpu_checks,
     gpu_policy,
     nvml,
@@ -135,7 +136,9 @@ def do_status(options: argparse.Namespace) -> int:
         policy = gpu_policy.load(policy_path(options.root))
     except SteadyrackError as error:
         trouble = error.sentence()
-    rows = gpu_checks.rows(policy, node, pci, socket.gethostname())
+    rows = gpu_checks.rows(
+        policy, node, pci, socket.gethostname(), baseline=gpu_baseline.look(options.root, node["gpus"])
+    )
     if options.json:
         print(json.dumps({"host": socket.gethostname(), "at": verdict.utc_now(), "node": node, "pci": pci,
                           "policy_error": trouble, "checks": rows}, indent=2))  # fmt: skip

@@ -2,6 +2,8 @@
 
 from gpu_node import SLOTS, policy
 
+SETTINGS = ("gpu.count", "gpu.power_cap", "gpu.persistence", "pcie.width")
+
 
 def by_id(rows, name):
     return {row["subject"]: row for row in rows if row["id"] == name}
@@ -19,15 +21,19 @@ def test_everything_is_under_one_key_and_nothing_is_changed(gpu_node):
 def test_without_a_policy_nothing_that_needs_one_is_judged(gpu_node):
     rows = gpu_node.module("gpu_info")["gpu_info"]["checks"]
     assert by_id(rows, "gpu.count")
-    assert {row["verdict"] for row in rows if row["id"] != "gpu.count"} == {"not_judged"}
+    needy = ("gpu.power_cap", "gpu.persistence", "pcie.width", "pcie.generation", "pcie.acs", "nvlink.links")
+    assert {row["verdict"] for row in rows if row["id"] in needy} == {"not_judged"}
+    assert {row["verdict"] for row in rows} == {"pass", "not_judged"}
 
 
 def test_with_a_policy_every_gpu_has_its_rows(gpu_node):
     gpu_node.policy(policy(300, persistence_mode=False))
     rows = gpu_node.module("gpu_info")["gpu_info"]["checks"]
-    assert {row["id"] for row in rows} == {"gpu.count", "gpu.power_cap", "gpu.persistence", "pcie.width"}
-    assert {row["verdict"] for row in rows} == {"pass"}
-    assert len(rows) == 1 + 3 * 4
+    settings = [row for row in rows if row["id"] in SETTINGS]
+    assert {row["id"] for row in settings} == set(SETTINGS)
+    assert {row["verdict"] for row in settings} == {"pass"}
+    assert len(settings) == 1 + 3 * 4
+    assert len(rows) == len(settings) + 14 * 4
 
 
 def test_each_fault_fails_its_own_check_and_no_other(gpu_node):
