@@ -499,9 +499,9 @@ class _Reading:
         """File a look at load and link; a card lost meanwhile is lost."""
         errors = {name: _raw(code, name) for name, code in codes.items()}
         gpu["load_samples"].append(dict(sample, errors=errors))
-        for name, code in codes.items():
-            if code in CARD_STATES:
-                gpu["state"], gpu["error"] = CARD_STATES[code], errors[name]
+        ending = next((name for name, code in codes.items() if code in CARD_STATES), None)
+        if ending is not None:
+            gpu["state"], gpu["error"] = CARD_STATES[codes[ending]], errors[ending]
 
     def _stuck(self, state: str, why: str, left: list[int]) -> bool:
         """Blame the GPU whose call was announced; True when there is no going on."""
