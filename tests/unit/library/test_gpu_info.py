@@ -1,6 +1,11 @@
 """The module gpu_info: reads, judges, changes nothing."""
 
-from gpu_node import SLOTS, policy
+import json
+
+import pytest
+import yaml
+from gpu_node import REPOSITORY, SLOTS, policy
+from gpu_policy_filter import gpu_policy_document
 
 SETTINGS = ("gpu.count", "gpu.power_cap", "gpu.persistence", "pcie.width")
 
@@ -84,3 +89,25 @@ def test_a_policy_that_is_cut_off_fails_with_the_file_and_the_next_step(gpu_node
     assert result["failed"] is True
     assert "gpu_policy.json" in result["msg"]
     assert result["error"]["kind"] == "StateFileError"
+
+
+DEFAULTS = yaml.safe_load((REPOSITORY / "roles/gpu_policy/defaults/main.yml").read_text())
+
+
+@pytest.mark.parametrize("profile", ["a100x4", "a100-a30", "h100x8"])
+def test_cards_at_rest_are_well_with_what_the_role_declares_by_itself(make_gpu_node, profile):
+    """As in the demo rack: `steadyrack check` ends with 2 where anything is unknown."""
+    node = make_gpu_node(profile)
+    wishes = {name.replace("gpu_policy_", ""): value for name, value in DEFAULTS.items()}
+    for name in ("apply", "plan_cap_w"):
+        del wishes[name]
+    overrides = wishes.pop("overrides")
+    node.policy(gpu_policy_document(overrides, **{**wishes, "plan_cap_w": None, "power_cap_w": 165,
+                                                  "persistence_mode": False}))  # fmt: skip
+    for _pass in range(2):
+        rows = json.loads(node.steadyrack("check", "--json").stdout)["checks"]
+        mine = [row for row in rows if row["id"].startswith(("gpu.", "pcie.", "nvlink.")) and row["id"] not in SETTINGS]
+        assert {row["verdict"] for row in mine} == {"pass", "not_judged"}
+        assert {row["severity"] for row in mine} == {"info"}
+        judged = {row["id"] for row in mine if row["verdict"] == "not_judged"}
+        assert judged == {"gpu.retired_pages", "gpu.recovery", "pcie.generation", "pcie.acs"}
