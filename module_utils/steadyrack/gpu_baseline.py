@@ -143,7 +143,10 @@ def _whole(gpus: Any) -> bool:
     """Whether entries have the form in which they are written."""
     return isinstance(gpus, dict) and all(
         isinstance(entry, dict)
-        and {"energy_mj", "boot", "seen"} <= set(entry)
+        and isinstance(entry.get("seen"), str)
+        and isinstance(entry.get("boot"), (str, type(None)))
+        and isinstance(entry.get("energy_mj"), (int, type(None)))
+        and {"energy_mj", "boot"} <= set(entry)
         and isinstance(entry.get("counters"), dict)
         and all(_is_counter(counter) for counter in entry["counters"].values())
         for entry in gpus.values()
@@ -198,8 +201,11 @@ def accept(root: str = "/", uuid: str | None = None) -> list[Record]:
 
 
 def boot_id(root: str = "/") -> str | None:
-    """The kernel's id of this boot."""
-    return files.read_text(_below(root, "/proc/sys/kernel/random/boot_id"))
+    """The kernel's id of this boot, None where it does not tell."""
+    try:
+        return files.read_text(_below(root, "/proc/sys/kernel/random/boot_id"))
+    except SteadyrackError:
+        return None
 
 
 def _trouble(root: str) -> str | None:

@@ -13,9 +13,8 @@ from . import gpu_baseline, gpu_policy, nvml_fields, pcie, verdict
 from .gpu_baseline import Baseline
 from .gpu_policy import Policy
 
-# At work: performance state 0 in every sample, and kernels for half of the time or this much through the link. Ours;
-# an idle card shows 0 of both.
-BUSY_PERCENT = 50
+# At work: performance state 0 in every sample, and kernels for nvml_fields.BUSY_PERCENT of the time or this much
+# through the link. Ours; an idle card shows 0 of both.
 BUSY_KIB_S = 100 * 1024
 # More replays a minute than NVIDIA allows for (DCGM, dcgm_gpu_hardware_limits.h: DCGM_LIMIT_MAX_PCIREPLAY_RATE); it
 # warns there and does not fail, and so do we.
@@ -130,7 +129,7 @@ def _why_slow(link: Record, declared: int) -> list[str]:
 def _busy(sample: Record) -> bool:
     """Whether the card is at work in this sample; what is not told is not work."""
     through = [sample[name] for name in ("tx_kib_s", "rx_kib_s") if sample[name] is not None]
-    return sample["pstate"] == 0 and ((_percent(sample) or 0) >= BUSY_PERCENT or sum(through) >= BUSY_KIB_S)
+    return sample["pstate"] == 0 and ((_percent(sample) or 0) >= nvml_fields.BUSY_PERCENT or sum(through) >= BUSY_KIB_S)
 
 
 def _percent(sample: Record) -> int | None:

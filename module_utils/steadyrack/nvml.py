@@ -26,6 +26,7 @@ from .child import Channel, Child, ChildGoneError, ChildSilentError
 from .errors import AccessError, DeadlineError, SteadyrackError, ToolError
 from .nvml_fields import (
     BATCH,
+    BUSY_PERCENT,
     ERROR_NAMES,
     FIELDS,
     FUNCTION_NOT_FOUND,
@@ -254,8 +255,9 @@ def _serve_sample(nvml: ModuleType, channel: Channel, key: str, handle: Any) -> 
     channel.send({"begin": "load sample", "gpu": key})
     for name, call in LOAD_FIELDS:
         sample[name], codes[name] = _asked(nvml, partial(call, nvml, handle))
-    busy = sample["pstate"] == 0 and any((sample["utilization"] or {}).values())
-    for name, call in THROUGHPUT_FIELDS if busy else ():
+    load = sample["utilization"] or {"gpu_percent": 0, "memory_percent": 0}
+    busy = sample["pstate"] == 0 and any(load.values())
+    for name, call in THROUGHPUT_FIELDS if busy and load["gpu_percent"] < BUSY_PERCENT else ():
         sample[name], codes[name] = _asked(nvml, partial(call, nvml, handle))
     failed = {name: code for name, code in codes.items() if code is not None}
     channel.send({"gpu": key, "sample": sample, "codes": failed})

@@ -230,8 +230,10 @@ BATCH: tuple[tuple[str, int], ...] = (
     ("tlimits.gpu_max_c", 196),
     ("recovery_action", 230),
 )
-# Load and link, looked at several times within a pass. The first two tell an idle GPU; the throughput takes the
-# driver 20 ms of counting for each direction (nvml.h), so an idle one is not asked for it.
+# Load and link, looked at several times within a pass. The throughput takes the driver 20 ms of counting for each
+# direction (nvml.h), so it is asked for only where utilisation leaves open whether the GPU is at work: above nothing,
+# and below this (ours).
+BUSY_PERCENT = 50
 LOAD_FIELDS: tuple[Field, ...] = (
     ("pstate", lambda nvml, gpu: nvml.nvmlDeviceGetPerformanceState(gpu)),
     ("utilization", _utilization),

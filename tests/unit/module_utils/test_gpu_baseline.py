@@ -5,6 +5,8 @@ import json
 import pytest
 from ansible.module_utils.steadyrack import errors, gpu_baseline
 from gpu_cards import UUID, card
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:10:00Z"
 UNCORRECTED, REPLAY = "ecc.uncorrected_aggregate", "pcie_errors.replay"
@@ -95,6 +97,7 @@ def test_looking_writes_nothing_and_knows_no_new_card(root):
     assert not path(root).exists()
 
 
+WORDS = (UUID, "counters", "energy_mj", "boot", "seen", UNCORRECTED, "base", "at", "last")
 DAMAGED = [
     '{"version": 1, "gpus"',
     '{"version": 9, "gpus": {}}',
@@ -115,6 +118,24 @@ def test_a_damaged_file_is_set_aside_told_in_this_pass_and_begun_anew(root, text
     after = gpu_baseline.keep(str(root), [card()])
     assert (after.trouble, after.counter(UUID, UNCORRECTED)["base"]) == (None, 0)
     assert gpu_baseline.accept(str(root)) == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@given(JSON)
+def test_any_nonsense_in_the_file_is_told_or_usable(root, value):
+    path(root).parent.mkdir(parents=True, exist_ok=True)
+    path(root).write_text(json.dumps({"version": 1, "gpus": value}))
+    found = gpu_baseline.look(str(root), [card()])
+    assert found.trouble or isinstance(found.gpus, dict)
+    gpu_baseline.keep(str(root), [card()])
+    assert gpu_baseline.keep(str(root), [card()]).counter(UUID, UNCORRECTED)["base"] is not None
 
 
 def test_a_reading_that_cannot_be_kept_says_why(root):
