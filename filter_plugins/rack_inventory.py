@@ -15,6 +15,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -51,7 +52,11 @@ MOST_GPU_W = 10000
 MOST_FEEDS = 8
 # At what an idle spare counts, beside watts.
 SPARE_WORDS = ("min_cap", "cap")
-OVERRIDE_KEYS = ("uuid", "serial", "bus_id", "model", "power_cap_w", "power_cap_percent", "link_width")
+OVERRIDE_KEYS = (
+    "uuid", "serial", "bus_id", "model", "power_cap_w", "power_cap_percent", "link_width", "link_gen", "nvlink_links",
+)  # fmt: skip
+MISSING_KEYS = ("bus_id", "until", "reason")
+SLOT = re.compile(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{2}:[01][0-9a-f](?:\.[0-7])?", re.IGNORECASE)
 # Words that people use for a GPU's place in nvidia-smi's list.
 INDEX_KEYS = ("index", "gpu", "gpu_index", "id", "gpu_id")
 # How alike two names must be before one is called a misspelling of the other (difflib ratio).
@@ -774,6 +779,7 @@ def check_gpu_policy(inventory: Inventory) -> None:
         _check_count(inventory, host)
         for finding in spare_findings(variables, _total(variables), list(models.values())):
             inventory.add(host, *finding)
+        _check_known_missing(inventory, host)
         if overrides is None:
             continue
         if not isinstance(overrides, (list, tuple)):
@@ -799,6 +805,36 @@ def _check_count(inventory: Inventory, host: str) -> None:
     if _from_command_line(count) != total:
         inventory.add(host, "gpu_policy_gpu_count", shown(count), f"{total}, the sum of rack_gpus",
                       "correct rack_gpus and remove gpu_policy_gpu_count")  # fmt: skip
+
+
+def _check_known_missing(inventory: Inventory, host: str) -> None:
+    """Slots without their card: each once, until a day, for a reason. One whose day has passed excuses nothing."""
+    name = "gpu_policy_known_missing"
+    entries = inventory.variables[host].get(name)
+    slots: list[str] = []
+    for position, entry in enumerate(entries if isinstance(entries, (list, tuple)) else []):
+        where = f"{name}[{position}]"
+        if not isinstance(entry, Mapping) or sorted(map(str, entry)) != sorted(MISSING_KEYS):
+            inventory.add(host, where, shown(entry), "a mapping of " + ", ".join(MISSING_KEYS) + " and no more")
+            continue
+        slot, until, reason = (entry[key] for key in MISSING_KEYS)
+        if not isinstance(slot, str) or not SLOT.fullmatch(slot.strip()):
+            inventory.add(host, f"{where}.bus_id", shown(slot), "a slot such as 0000:31:00.0, in quotes")
+        elif slot.strip().lower() in slots:
+            inventory.add(host, f"{where}.bus_id", f"{shown(slot)}, a second time", "each slot once", "remove one")
+        else:
+            slots.append(slot.strip().lower())
+        if not isinstance(until, date) and not _is_day(until):
+            inventory.add(host, f"{where}.until", shown(until), "a day such as 2026-12-31")
+        if not isinstance(reason, str) or not reason.strip():
+            inventory.add(host, f"{where}.reason", shown(reason), "a few words, such as a ticket's number")
+
+
+def _is_day(value: Any) -> bool:
+    try:
+        return bool(date.fromisoformat(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def check_servers(inventory: Inventory) -> None:

@@ -17,6 +17,8 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 # What an argument specification cannot say: lowest and highest value, both allowed.
 RANGES: dict[str, tuple[float, float]] = {
     "gpu_policy_gpu_count": (0, 64),
+    "gpu_policy_link_gen": (1, 6),  # PCIe generations that a node can read (pcie.GENERATIONS)
+    "gpu_policy_nvlink_links": (0, 36),  # NVML_NVLINK_MAX_LINKS
     "gpu_policy_spare_power_cap_w": (1, 10_000),
     "gpu_policy_spares": (0, 63),
     "node_agent_boot_wait_s": (0, 3600),  # as `steadyrack gpu apply --wait` takes it
@@ -212,7 +214,7 @@ def _figure(number: float) -> str:
 
 
 def _out_of_range(name: str, value: Any) -> Iterator[str]:
-    if name == "gpu_policy_link_width" and value not in LINK_WIDTHS:
+    if name in ("gpu_policy_link_width", "gpu_policy_nvme_link_width") and value not in LINK_WIDTHS:
         yield f"{name}: {value!r}; wanted one of {', '.join(map(str, LINK_WIDTHS))}. Next: correct it"
     if name in RANGES:
         low, high = RANGES[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import date
 from typing import Any
 
 import pytest
@@ -15,7 +16,13 @@ A100 = "NVIDIA A100 80GB PCIe"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 SPECS: dict[str, Any] = {
     "time_sync": {"argument_specs": {"main": {"options": {"time_sync_mode": {}, "time_sync_upstreams": {}}}}},
-    "gpu_policy": {"argument_specs": {"main": {"options": {"gpu_policy_power_cap_w": {}, "gpu_policy_overrides": {}}}}},
+    "gpu_policy": {
+        "argument_specs": {
+            "main": {
+                "options": {"gpu_policy_power_cap_w": {}, "gpu_policy_overrides": {}, "gpu_policy_known_missing": {}}
+            }
+        }
+    },
 }
 RACK = {
     "rack_name": "a1",
@@ -441,6 +448,38 @@ def test_entries_of_rack_gpus(change: dict[str, Any], word: str, shelf: Shelf) -
 )
 def test_facts_of_spares_and_feeds_that_are_right(facts: dict[str, Any], shelf: Shelf) -> None:
     shelf.vars["gpu-a2"].update(facts)
+    assert not any(shelf.errors()["hosts"].values())
+
+
+GONE = {"bus_id": "0000:4b:00.0", "until": "2026-12-31", "reason": "RMA 4711"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "word"),
+    [
+        (["0000:4b:00.0"], "[0]"),
+        ([{**GONE, "serial": "1"}], "bus_id, until, reason and no more"),
+        ([{"bus_id": "0000:4b:00.0"}], "bus_id, until, reason and no more"),
+        ([{**GONE, "bus_id": 4}], "[0].bus_id"),
+        ([{**GONE, "bus_id": "slot 4"}], "[0].bus_id"),
+        ([GONE, {**GONE, "bus_id": "0000:4B:00.0"}], "a second time"),
+        ([{**GONE, "until": "never"}], "[0].until"),
+        ([{**GONE, "until": None}], "[0].until"),
+        ([{**GONE, "reason": ""}], "[0].reason"),
+    ],
+)
+def test_c48_slots_known_to_be_empty_are_declared_with_a_day_and_a_reason(
+    entries: list[Any], word: str, shelf: Shelf
+) -> None:
+    shelf.vars["gpu-a2"]["gpu_policy_known_missing"] = entries
+    error = shelf.only("gpu-a2")
+    assert "gpu_policy_known_missing" in error
+    assert word in error
+
+
+def test_c48_a_right_entry_for_an_empty_slot(shelf: Shelf) -> None:
+    other = {**GONE, "bus_id": "ca:00.0", "until": date(2026, 12, 31)}
+    shelf.vars["gpu-a2"]["gpu_policy_known_missing"] = [GONE, other]
     assert not any(shelf.errors()["hosts"].values())
 
 
