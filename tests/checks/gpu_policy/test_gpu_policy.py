@@ -511,14 +511,15 @@ def test_the_driver_keeps_every_gpu_initialised(node: Node, record: Record) -> N
 
 @pytest.mark.check("gpu.allow_list")
 def test_a_job_over_plain_ssh_is_given_exactly_the_active_gpus(node: Node, record: Record) -> None:
-    """Seen from the consumer's side: that some file says so proves nothing (C46)."""
-    may = declared_count(node) - int(node.setting("gpu_policy_spares"))
+    """Seen from the consumer's side: that some file says so proves nothing (C46). A card that is out is gpu.count's."""
+    there = {gpu["uuid"] for gpu in gpus_of(node) if gpu.get("uuid")}
+    may = min(declared_count(node) - int(node.setting("gpu_policy_spares")), len(there))
     fields: dict[str, Any] = {"expected": may, "unit": "GPUs", "source": "environment of an SSH command, nvml"}
     if not node.setting("gpu_policy_environment"):
         why = "gpu_policy_environment is false: the scheduler gives GPUs to jobs"
         record([row("gpu.allow_list", node.name, NOT_JUDGED, reason=why, **fields)])
         return
-    listed, there = given(node), {gpu["uuid"] for gpu in gpus_of(node) if gpu.get("uuid")}
+    listed = given(node)
     if listed is None:
         why, state = f"{LIST} is not set: a job takes any GPU, the spare too", "missing"
     else:

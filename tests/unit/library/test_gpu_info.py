@@ -7,7 +7,8 @@ import yaml
 from gpu_node import REPOSITORY, SLOTS, policy
 from gpu_policy_filter import gpu_policy_document
 
-SETTINGS = ("gpu.count", "gpu.power_cap", "gpu.persistence", "pcie.width")
+# What is not there before the agent's first pass.
+SETTINGS = ("gpu.count", "gpu.power_cap", "gpu.persistence", "pcie.width", "gpu.spare")
 
 
 def by_id(rows, name):
