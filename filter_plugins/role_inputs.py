@@ -109,10 +109,18 @@ def role_input_errors(errors: Any, facts: Any, specs: Any) -> dict[str, Any]:
         )
     options = {name: option for spec in specs.values() for name, option in _options(spec)}
     hosts = {
-        host: [*lines, *(f"{host}: {text}" for text in _errors_of(facts.get(host, {}), options))]
+        host: [*lines, *_untold(host, lines, _errors_of(facts.get(host, {}), options))]
         for host, lines in errors["hosts"].items()
     }
     return {**errors, "hosts": hosts}
+
+
+def _untold(host: str, lines: list[str], texts: Iterator[str]) -> Iterator[str]:
+    """The errors of inputs of which ``lines`` say nothing yet: one mistake is one line."""
+    for text in texts:
+        name = text.partition(":")[0]
+        if not any(line.startswith(f"{host}: {name}: ") for line in lines):
+            yield f"{host}: {text}"
 
 
 def _options(spec: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -416,7 +416,7 @@ def resolve(policy: Policy, gpu: Record, role: str | None = None) -> Wish:
         "compute_mode": _mode(policy, role),
     }
     if policy.spares is not None and role in CLOSED:
-        return Wish(rule=f"role {role}", **others, **_closed_cap(policy.spares, gpu["power"]))
+        return Wish(rule=f"role {role}", **others, **_closed_cap(policy.spares, cap, gpu["power"]))
     if cap is None:
         return Wish(**others, **_without_rule(policy, gpu))
     return Wish(rule=str(cap.match), **others, **_cap(cap, gpu["power"]))
@@ -429,14 +429,21 @@ def _mode(policy: Policy, role: str | None) -> str | None:
     return "prohibited" if role in CLOSED else policy.compute_mode or "default"
 
 
-def _closed_cap(spares: Spares, power: Record) -> Record:
-    """The cap of a GPU that nothing runs on: a mistake with it then stays inside the budget."""
+def _closed_cap(spares: Spares, active: Rule | None, power: Record) -> Record:
+    """The cap of a GPU that nothing runs on: a mistake with it then stays inside the budget.
+
+    Never more than it would have when active, as the rack's plan counts it.
+    """
     low = milliwatts(power["min_w"])
-    if spares.cap_w is not None:
-        return _cap(Rule(Match("all", "true"), cap_w=spares.cap_w), power)
     if low is None:
         return {"obstacle": "the driver does not tell this card's power limits"}
-    return {"cap_mw": low}
+    if spares.cap_w is None:
+        return {"cap_mw": low}
+    own = _cap(Rule(Match("all", "true"), cap_w=spares.cap_w), power)
+    most = None if active is None else _cap(active, power).get("cap_mw")
+    if "cap_mw" in own and most is not None and most < own["cap_mw"]:
+        return {"cap_mw": most, "note": f"{spares.cap_w:g} W, no more than when active: {most / 1000:g} W"}
+    return own
 
 
 def _without_rule(policy: Policy, gpu: Record) -> Record:
