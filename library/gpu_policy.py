@@ -23,8 +23,9 @@ attributes:
 options:
   policy:
     description:
-      - The policy, version 1. C(power_cap) and C(link_width) are lists of rules; of the rules that match a GPU
-        the most specific wins, in the order C(uuid), C(serial), C(bus_id), C(model), C(all).
+      - The policy, version 1. C(power_cap), C(link_width), C(link_gen) and C(nvlink_links) are lists of rules; of the
+        rules that match a GPU the most specific wins, in the order C(uuid), C(serial), C(bus_id), C(model), C(all).
+      - C(nvme_link_width), C(peer_to_peer) and C(known_missing) (bus_id, until, reason) are what the checks expect.
       - GPUs have no index here, because it changes when one is lost, drained or added.
     type: dict
     required: true

@@ -101,11 +101,13 @@ def apply(
             _set_all(session, outcome, policy, runner)
             session.drop()
             outcome.after = session.read(addresses)
-    if not check:
+    if check:
+        baseline = gpu_baseline.look(root, outcome.after["gpus"])
+    else:
         # From a card's first minutes on, and after every boot: what rises later is measured from here.
         baseline = gpu_baseline.keep(root, outcome.after["gpus"], repair=False)
         outcome.notes += [] if baseline.trouble is None else [baseline.trouble]
-    outcome.rows = gpu_checks.setting_rows(policy, outcome.after, pci, host, outcome.failures)
+    outcome.rows = gpu_checks.setting_rows(policy, outcome.after, pci, host, outcome.failures, baseline=baseline)
     return outcome
 
 
