@@ -113,11 +113,13 @@ def apply(
             ready(outcome)
         if not check:
             _carry_out(session, outcome, policy, runner)
-    if not check:
+    if check:
+        baseline = gpu_baseline.look(root, outcome.after["gpus"])
+    else:
         # From a card's first minutes on, and after every boot: what rises later is measured from here.
         baseline = gpu_baseline.keep(root, outcome.after["gpus"], repair=False)
         outcome.notes += [] if baseline.trouble is None else [baseline.trouble]
-    known = gpu_checks.Found(outcome.failures, outcome.roles)
+    known = gpu_checks.Found(outcome.failures, outcome.roles, baseline)
     outcome.rows = gpu_checks.setting_rows(policy, outcome.after, pci, host, known)
     return outcome
 

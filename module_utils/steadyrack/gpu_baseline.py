@@ -57,6 +57,10 @@ class Baseline:
         found: Record | None = self.gpus.get(uuid or "", {}).get("counters", {}).get(name)
         return found
 
+    def slots(self) -> set[str]:
+        """Every slot in which a card has been seen, with or without one now."""
+        return {str(entry["bus_id"]) for entry in self.gpus.values() if entry.get("bus_id")}
+
 
 def value_of(gpu: Record, name: str) -> int | None:
     """A counter's value in a GPU's record, None where it was not read."""

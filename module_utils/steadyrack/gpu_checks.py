@@ -78,8 +78,7 @@ def rows(
     """Every row about GPUs, and about the NVMe controllers given, from one reading."""
     wanted, known = policy or Policy(), known or Found()
     found = setting_rows(wanted, node, pci, host, known)
-    found += gpu_health.rows(wanted, node, pci, known.baseline, known.nvme)
-    return _excused(wanted, node["gpus"], found)
+    return found + _excused(wanted, node["gpus"], gpu_health.rows(wanted, node, pci, known.baseline, known.nvme))
 
 
 def setting_rows(
@@ -87,7 +86,7 @@ def setting_rows(
 ) -> list[Row]:
     """The rows about what the policy sets or counts."""
     wanted, known = policy or Policy(), known or Found()
-    found = [count_row(wanted, node, pci, host)]
+    found = [count_row(wanted, node, pci, host, known.baseline)]
     for gpu in node["gpus"]:
         wish = gpu_policy.resolve(wanted, gpu, None if known.roles is None else known.roles.role(gpu))
         failure = known.failures.get(gpu["uuid"] or "")
@@ -129,18 +128,18 @@ def _answers(gpus: Sequence[Record], slot: str) -> bool:
 # --- how many ----------------------------------------------------------------------------------
 
 
-def count_row(policy: Policy, node: Record, pci: Sequence[Record], host: str) -> Row:
+def count_row(policy: Policy, node: Record, pci: Sequence[Record], host: str, baseline: Baseline | None = None) -> Row:
     """Declared, on the bus and answering NVML: all three must agree."""
     fallen = [device["bus_id"] for device in pci if device["on_bus"] is False]
     there = len(pci) - len(fallen)
     answering = None if node["state"] not in ("ok", "no_devices") else sum(gpu["state"] == "ok" for gpu in node["gpus"])
     expected = policy.gpu_count if policy.gpu_count is not None else len(pci)
     state, judged = _count_state(node["state"], expected, there, answering)
-    gone = [entry for entry in policy.known_missing if entry.holds() and not _answers(node["gpus"], entry.bus_id)]
-    if state in ("short", "disagree") and gone:
+    gone = {entry.bus_id for entry in policy.known_missing if entry.holds()}
+    gone = {slot for slot in gone if not _answers(node["gpus"], slot)}
+    if state in ("short", "disagree") and gone and _silent(node["gpus"], expected, baseline) <= gone:
         # With the cards that are known to be out left out of every count, nothing else may be missing.
-        slots = [entry.bus_id for entry in gone]
-        left = sum(device["on_bus"] is not False and device["bus_id"] not in slots for device in pci)
+        left = sum(device["on_bus"] is not False and device["bus_id"] not in gone for device in pci)
         if _count_state(node["state"], expected - len(gone), left, answering)[0] == "ok":
             state, judged = "known_missing", verdict.PASS
     seen = "declared {}, on the PCI bus {}, answering NVML {}".format(
@@ -172,6 +171,15 @@ def _count_state(node_state: str, expected: int, there: int, answering: int | No
     if answering != there:
         return ["disagree", verdict.FAIL]
     return ["surplus", verdict.FAIL] if answering > expected else ["ok", verdict.PASS]
+
+
+def _silent(gpus: Sequence[Record], expected: int, baseline: Baseline | None) -> set[str]:
+    """The slots of cards that were seen before and do not answer now, where the host's slots are known at all.
+
+    A card that is off the bus leaves no trace there: without its slot a wrong entry would excuse it.
+    """
+    slots = set() if baseline is None else baseline.slots()
+    return {slot for slot in slots if not _answers(gpus, slot)} if len(slots) == expected else set()
 
 
 def _declared_missing(policy: Policy, gpus: Sequence[Record]) -> list[str]:

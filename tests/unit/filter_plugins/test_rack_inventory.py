@@ -16,17 +16,10 @@ A100 = "NVIDIA A100 80GB PCIe"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GPU_POLICY_INPUTS = (
     "gpu_policy_power_cap_w", "gpu_policy_overrides", "gpu_policy_spares", "gpu_policy_spare_gpus",
-    "gpu_policy_spare_power_cap_w", "gpu_policy_xid_actions",
+    "gpu_policy_spare_power_cap_w", "gpu_policy_xid_actions", "gpu_policy_known_missing",
 )  # fmt: skip
 SPECS: dict[str, Any] = {
     "time_sync": {"argument_specs": {"main": {"options": {"time_sync_mode": {}, "time_sync_upstreams": {}}}}},
-    "gpu_policy": {
-        "argument_specs": {
-            "main": {
-                "options": {"gpu_policy_power_cap_w": {}, "gpu_policy_overrides": {}, "gpu_policy_known_missing": {}}
-            }
-        }
-    },
     "gpu_policy": {"argument_specs": {"main": {"options": {name: {} for name in GPU_POLICY_INPUTS}}}},
 }
 RACK = {

@@ -289,6 +289,18 @@ def test_c48_a_declared_shortage_warns_until_its_day_and_any_other_fails(gpu_nod
         assert "expired" in count["reason"]
 
 
+def test_c48_an_entry_for_a_slot_that_never_had_a_card_excuses_none_that_was_seen(gpu_node):
+    wrong = [{**OUT[0], "bus_id": "0000:99:00.0"}]
+    gpu_node.policy(policy(300, known_missing=wrong))
+    gpu_node.steadyrack("check")
+    gpu_node.set("gpu.1.removed=1")
+    rows = gpu_node.module("gpu_info")["gpu_info"]["checks"]
+    assert [row["state"] for row in rows if row["id"] == "gpu.count"] == ["short"]
+    gpu_node.policy(policy(300, known_missing=OUT))
+    rows = gpu_node.module("gpu_info")["gpu_info"]["checks"]
+    assert [row["state"] for row in rows if row["id"] == "gpu.count"] == ["known_missing"]
+
+
 def test_c48_a_second_card_that_goes_missing_still_fails(gpu_node):
     gpu_node.policy(policy(300, known_missing=OUT))
     gpu_node.set("gpu.1.lost=1", "gpu.3.lost=1")
