@@ -11,7 +11,7 @@ import os
 import socket
 from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
-from . import gpu_baseline, gpu_health, gpu_policy, gpu_roles, gpu_spare_checks, nvml, pcie, verdict
+from . import gpu_baseline, gpu_health, gpu_policy, gpu_roles, gpu_spare_checks, gpu_writers, nvml, pcie, verdict
 from .errors import StateFileError
 from .gpu_baseline import Baseline
 from .gpu_health import subject
@@ -52,7 +52,7 @@ def checks(root: str = "/") -> list[Row]:
         baseline=gpu_baseline.keep(root, node["gpus"]),
         nvme=tuple(pcie.read_nvme(root)),
     )
-    return rows(policy, node, pci, host, known)
+    return [*rows(policy, node, pci, host, known), gpu_writers.row(root, host)]
 
 
 class Found(NamedTuple):

@@ -32,6 +32,7 @@ from steadyrack import (
     gpu_apply,
     gpu_baseline,
     gpu_checks,
+    gpu_metrics,
     gpu_people,
     gpu_policy,
     gpu_roles,
@@ -282,6 +283,10 @@ def do_gpu_apply(options: argparse.Namespace) -> int:
         say("error", attention(row))
     if not options.check:
         gpu_tell.deliver(options.root, say, owner=os.geteuid())
+        try:
+            gpu_metrics.write(options.root, outcome, options.textfile)
+        except OSError as error:
+            say("warning", f"the metrics were not written: {error.strerror}")
     return apply_status(outcome, options.check)
 
 
@@ -360,8 +365,18 @@ def do_spare_return(options: argparse.Namespace) -> int:
 
 def _pass(options: argparse.Namespace) -> int:
     """Bring the cards to the roles a person has just changed."""
-    options.check, options.wait = False, 0.0
+    options.check, options.wait, options.textfile = False, 0.0, None
     return do_gpu_apply(options)
+
+
+def do_gpu_accept(options: argparse.Namespace) -> int:
+    """`steadyrack gpu accept-baseline`."""
+    changes = gpu_baseline.accept(options.root, options.uuid)
+    for change in changes:
+        say("notice", "{uuid}: {counter} {from} -> {to} is the base from now on".format(**change))
+    if not changes:
+        say("info", "nothing has risen since the base")
+    return 0
 
 
 def do_gpu_env(options: argparse.Namespace) -> int:
@@ -513,7 +528,14 @@ def parser() -> Parser:
     apply_.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS",
                         help="wait this long for the driver to show all GPUs (default 0)")  # fmt: skip
     apply_.add_argument("--check", action="store_true", help="only say what would be set; exit status 1 if anything")
+    apply_.add_argument("--textfile", metavar="DIRECTORY",
+                        help="of node_exporter's textfile collector (default: Debian's, else our own)")  # fmt: skip
     apply_.set_defaults(do=do_gpu_apply)
+    base = gpu.add_parser(
+        "accept-baseline", help="take the error counts of now as the base that rises are held against"
+    )
+    base.add_argument("uuid", nargs="?", help="of one GPU; left out: of all")
+    base.set_defaults(do=do_gpu_accept)
     env = gpu.add_parser("env", help='the GPUs that jobs may use, as lines for a shell: eval "$(steadyrack gpu env)"')
     env.set_defaults(do=do_gpu_env)
     follow = gpu.add_parser("watch", help="follow the kernel log until ended; apply at each Xid")
