@@ -12,13 +12,19 @@ import difflib
 import ipaddress
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from ansible.errors import AnsibleError
 from ansible.errors import AnsibleFilterError as FilterError
 from jinja2.exceptions import TemplateError
+
+# Ansible loads every file here by itself; this is how one finds its neighbour.
+sys.path.append(str(Path(__file__).resolve().parent))
+from spare_inventory import spare_findings
 
 ROLE_GROUPS = ("relays", "gpu_nodes")
 GROUPING_PREFIXES = ("site_", "rack_")
@@ -26,6 +32,7 @@ BUILT_IN_GROUPS = ("all", "ungrouped")
 RACK_FACTS = (
     "rack_name", "rack_site", "rack_feed_limit_w", "rack_feed_margin_percent", "rack_feed_derating",
     "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus", "rack_active_gpus",
+    "rack_spare_w", "rack_failover_hosts", "rack_failover_may_exceed", "rack_feeds", "rack_feeds_redundant",
     "rack_networks", "rack_uplink_note", "rack_outside_address", "rack_bmc_networks",
 )  # fmt: skip
 # A role whose inputs begin like facts do; they are judged as inputs (check_role_inputs).
@@ -38,9 +45,12 @@ LABEL_FORM = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 UUID_FORM = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 # The domain has four digits in sysfs and eight in nvidia-smi; both are taken.
 BUS_ID_FORM = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{4})?:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
-# Sizes beyond which a figure is a slip of the pen: GPUs in one host, watts of one GPU.
+# Sizes beyond which a figure is a slip of the pen: GPUs in one host, watts of one GPU, feeds of one rack.
 MOST_GPUS = 64
 MOST_GPU_W = 10000
+MOST_FEEDS = 8
+# At what an idle spare counts, beside watts.
+SPARE_WORDS = ("min_cap", "cap")
 OVERRIDE_KEYS = ("uuid", "serial", "bus_id", "model", "power_cap_w", "power_cap_percent", "link_width")
 # Words that people use for a GPU's place in nvidia-smi's list.
 INDEX_KEYS = ("index", "gpu", "gpu_index", "id", "gpu_id")
@@ -433,6 +443,32 @@ def _fact_number(inventory: Inventory, host: str, name: str, low: float, high: f
         inventory.add(host, name, shown(value), f"a number from {low:g} to {high:g}")
 
 
+def _fact_word(inventory: Inventory, host: str, name: str, words: tuple[Any, ...]) -> None:
+    value = inventory.variables[host].get(name)
+    # 1 is equal to True.
+    if value is not None and (not isinstance(value, type(words[0])) or value not in words):
+        wanted = " or ".join(str(word).lower() for word in words)
+        inventory.add(host, name, f"{shown(value)} ({type_word(value)})", wanted)
+
+
+def _check_feeds(inventory: Inventory, host: str) -> None:
+    """How many feeds there are, and what may happen on them."""
+    feeds = inventory.variables[host].get("rack_feeds")
+    if feeds is not None and not (is_whole(feeds) and 1 <= feeds <= MOST_FEEDS):
+        inventory.add(host, "rack_feeds", shown(feeds), f"a whole number from 1 to {MOST_FEEDS}")
+    _fact_word(inventory, host, "rack_feeds_redundant", (True, False))
+    _fact_word(inventory, host, "rack_failover_may_exceed", (True, False))
+    _fact_word(inventory, host, "rack_failover_hosts", ("one", "all"))
+
+
+def _check_spare(inventory: Inventory, host: str) -> None:
+    """At what an idle spare counts."""
+    value = inventory.variables[host].get("rack_spare_w")
+    if value is not None and value not in SPARE_WORDS and not (is_number(value) and 0 <= value <= MOST_GPU_W):
+        wanted = f"{', '.join(SPARE_WORDS)}, or the watts measured on an idle card, 0 to {MOST_GPU_W}"
+        inventory.add(host, "rack_spare_w", f"{shown(value)} ({type_word(value)})", wanted)
+
+
 def _fact_text(inventory: Inventory, host: str, name: str) -> None:
     value = inventory.variables[host].get(name)
     if inventory.missing(host, name):
@@ -492,6 +528,8 @@ def check_rack_facts(inventory: Inventory) -> None:
         _fact_number(inventory, host, "rack_psu_efficiency", 0.5, 1)
         _fact_number(inventory, host, "rack_host_base_w", 0, 100000)
         _fact_number(inventory, host, "rack_other_w", 0, 1000000)
+        _check_feeds(inventory, host)
+        _check_spare(inventory, host)
         _check_gpus(inventory, host)
         _check_networks(inventory, host, "rack_networks")
         _check_networks(inventory, host, "rack_bmc_networks")
@@ -734,6 +772,8 @@ def check_gpu_policy(inventory: Inventory) -> None:
         if cap is not None and cap != "auto":
             _check_cap(inventory, host, "gpu_policy_power_cap_w", _from_command_line(cap), _ranges(models))
         _check_count(inventory, host)
+        for finding in spare_findings(variables, _total(variables), list(models.values())):
+            inventory.add(host, *finding)
         if overrides is None:
             continue
         if not isinstance(overrides, (list, tuple)):
@@ -743,12 +783,19 @@ def check_gpu_policy(inventory: Inventory) -> None:
             _check_override(inventory, host, f"gpu_policy_overrides[{position}]", entry, models)
 
 
+def _total(variables: Mapping[str, Any]) -> int:
+    """How many GPUs rack_gpus lists."""
+    listed = variables.get("rack_gpus")
+    entries = listed if isinstance(listed, (list, tuple)) else []
+    return sum(number for entry in entries if isinstance(entry, Mapping) and is_whole(number := entry.get("count")))
+
+
 def _check_count(inventory: Inventory, host: str) -> None:
     """The count that the playbook hands over is that of rack_gpus; another one in the inventory would go unread."""
     count, listed = inventory.variables[host].get("gpu_policy_gpu_count"), inventory.variables[host].get("rack_gpus")
     if count is None or not isinstance(listed, (list, tuple)):
         return
-    total = sum(number for entry in listed if isinstance(entry, Mapping) and is_whole(number := entry.get("count")))
+    total = _total(inventory.variables[host])
     if _from_command_line(count) != total:
         inventory.add(host, "gpu_policy_gpu_count", shown(count), f"{total}, the sum of rack_gpus",
                       "correct rack_gpus and remove gpu_policy_gpu_count")  # fmt: skip
@@ -898,7 +945,9 @@ def preflight_findings(errors: Any, plan: Any, facts: Any) -> dict[str, dict[str
         rack = racks.get((str(values.get("rack_site") or ""), str(values.get("rack_name") or "")))
         refused = rack is not None and not rack["fits"]
         if rack is not None and (refused or not lines):
-            lines += rack["lines"] if refused else rack["lines"][-1:]
+            # What is wrong with this host's own facts is told once, by the check of the inventory.
+            twice = [line for line in rack["errors"] if own and line.startswith(f"{host}: ")]
+            lines += [line for line in rack["lines"] if line not in twice] if refused else rack["lines"][-1:]
         findings[host] = {"ok": not errors["inventory"] and not own and not refused, "lines": lines}
     return findings
 

@@ -17,6 +17,8 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 # What an argument specification cannot say: lowest and highest value, both allowed.
 RANGES: dict[str, tuple[float, float]] = {
     "gpu_policy_gpu_count": (0, 64),
+    "gpu_policy_spare_power_cap_w": (1, 10_000),
+    "gpu_policy_spares": (0, 63),
     "node_agent_boot_wait_s": (0, 3600),  # as `steadyrack gpu apply --wait` takes it
     "node_agent_time_interval_s": (1, 3600),  # as `steadyrack time watch --interval` takes it
     "node_agent_verify_interval_s": (30, 86400),

@@ -56,8 +56,17 @@ gpu_info:
       description: The same GPUs as the PCI bus shows them, with the way up to the root port.
       type: list
       elements: dict
+    roles:
+      description: >-
+        By UUID, the role that the agent has given each GPU (active, spare, draining, failed, unaccepted) with bus_id,
+        since and reason. Empty where the policy keeps none.
+      type: dict
+    listed:
+      description: UUIDs that jobs are given; null where there is no list.
+      type: list
+      elements: str
     checks:
-      description: Rows C(gpu.count), C(gpu.power_cap), C(gpu.persistence) and C(pcie.width).
+      description: Every row about GPUs, as C(steadyrack check) has them; see docs/checks.md.
       type: list
       elements: dict
 """
@@ -78,9 +87,14 @@ def read(policy_path):
     policy = gpu_policy.load(os.path.join(ROOT, policy_path.lstrip("/")))
     pci = pcie.read_gpus(ROOT)
     record = nvml.read_node(ROOT, [device["bus_id"] for device in pci])
-    rows = gpu_checks.rows(policy, record, pci, socket.gethostname())
+    host = socket.gethostname()
+    roles = gpu_checks.roles_of(policy, ROOT, host)
+    rows = gpu_checks.rows(policy, record, pci, host, gpu_checks.Found(roles=roles))
     node = {key: value for key, value in record.items() if key != "gpus"}
-    return {"node": node, "gpus": record["gpus"], "pci": pci, "checks": rows}
+    found = {"node": node, "gpus": record["gpus"], "pci": pci, "checks": rows, "roles": {}, "listed": None}
+    if roles is not None:
+        found.update(roles=(roles.state or {"gpus": {}})["gpus"], listed=roles.listed)
+    return found
 
 
 def main():

@@ -10,8 +10,11 @@ description:
   - Writes the policy file that the steadyrack agent keeps true between runs, and brings the GPUs to it.
   - Every GPU is checked against its own limits before one of them, or the file, is changed. When a cap does
     not fit, the module fails with one message that lists every such GPU.
-  - Persistence is set before caps. After a change everything is read back by a new NVML client, and the
-    module fails when a GPU does not stand as asked for. Rows are in C(checks) in both cases.
+  - Persistence is set before caps, caps before compute modes. After a change everything is read back by a new
+    NVML client, and the module fails when a GPU does not stand as asked for. Rows are in C(checks) in both cases.
+  - With C(spares) in the policy each GPU has a role, and this does what the agent does between runs
+    (docs/spare.md). A run never undoes a take-over. A spare is closed before caps change, caps fall before others
+    rise, and a GPU is opened last, when its cap has been read back; then the list for jobs names it.
   - A GPU that is lost, hangs or is missing is reported, with a warning, and the others are set.
   - In check mode nothing is written. Where the agent's NVML binding or the driver is not there yet, the
     intended policy is shown and the GPUs' state is called unknown.
@@ -25,6 +28,9 @@ options:
     description:
       - The policy, version 1. C(power_cap) and C(link_width) are lists of rules; of the rules that match a GPU
         the most specific wins, in the order C(uuid), C(serial), C(bus_id), C(model), C(all).
+      - C(spares) has C(count), C(gpus) (each named by C(uuid), C(serial) or C(bus_id)), C(power_cap_w) of those that
+        are not active (null is their lowest) and C(environment) (whether /etc/environment has the list for jobs).
+        C(compute_mode) is that of active GPUs. C(xid_actions) maps Xid codes to ignore, app, check, reset or reboot.
       - GPUs have no index here, because it changes when one is lost, drained or added.
     type: dict
     required: true
@@ -65,12 +71,15 @@ gpus:
     uuid: {description: The GPU's name., type: str}
     bus_id: {description: Its slot., type: str}
     state: {description: "ok, lost, reset_required, timeout or unreachable.", type: str}
+    role: {description: "active, spare, draining, failed or unaccepted; null without spares in the policy.", type: str}
     wanted_power_cap_w: {description: The cap wanted of it in W., type: float}
-    before: {description: power_cap_w and persistence., type: dict}
-    after: {description: power_cap_w and persistence., type: dict}
+    before: {description: "power_cap_w, persistence and compute_mode.", type: dict}
+    after: {description: "power_cap_w, persistence and compute_mode.", type: dict}
     note: {description: How the wish was fitted to the card., type: str}
     failure: {description: What a setter answered., type: str}
 changes: {description: "Settings made or intended, with their cause.", type: list, elements: dict, returned: always}
+events: {description: What happened to the roles of GPUs., type: list, elements: dict, returned: always}
+files: {description: "Paths of the list for jobs, where they differed.", type: list, elements: str, returned: always}
 previous_path: {description: File on the host with the values before., type: str, returned: always}
 checks: {description: "Rows as from gpu_info, after the change.", type: list, elements: dict, returned: always}
 """
@@ -111,14 +120,16 @@ def result(outcome, policy, check_mode, path, contents):
     diff = [{"before_header": path, "after_header": path, "before": (old or b"").decode("utf-8", "replace"),
              "after": content.decode("utf-8")}]  # fmt: skip
     found = {"changed": old != content, "policy_changed": old != content, "state": "not_read", "gpus": [],
-             "changes": [], "checks": [], "diff": diff,
+             "changes": [], "checks": [], "events": [], "files": [], "diff": diff,
              "previous_path": gpu_apply.PREVIOUS_PATH}  # fmt: skip
     if outcome is not None:
         entries = gpu_apply.report(outcome, policy, check_mode)
         found.update(
             changed=found["changed"] or outcome.changed, state=outcome.before["state"], gpus=entries,
-            changes=outcome.changes, checks=outcome.rows,
+            changes=outcome.changes, checks=outcome.rows, events=outcome.events, files=sorted(outcome.files),
         )  # fmt: skip
+        diff.extend({"before_header": name, "after_header": name, "before": there, "after": wanted}
+                    for name, (there, wanted) in outcome.files.items())  # fmt: skip
         diff.append({"before_header": "GPU settings", "after_header": "GPU settings",
                      "before": gpu_apply.as_lines(entries, "before"),
                      "after": gpu_apply.as_lines(entries, "after")})  # fmt: skip

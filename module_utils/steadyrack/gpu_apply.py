@@ -383,6 +383,9 @@ def as_lines(entries: Sequence[Record], which: str) -> str:
     return "".join(lines)
 
 
+_WARNED = ("gpu.count", "gpu.power_cap", "gpu.spare", "gpu.active", "gpu.xid")
+
+
 def warnings(outcome: Outcome) -> list[str]:
     """One line for everything that went on without being as it should: for a person to look at."""
     node = outcome.after
@@ -390,13 +393,13 @@ def warnings(outcome: Outcome) -> list[str]:
         return [
             "NVML is {}: {}; the GPUs' state is unknown. {}".format(node["state"], node["reason"], node["next_step"])
         ]
-    odd = [row for row in outcome.rows if row["id"] in ("gpu.count", "gpu.power_cap") and _worth_a_line(row)]
+    odd = [row for row in outcome.rows if row["id"] in _WARNED and _worth_a_line(row)]
     lines = ["{} {}: {} ({})".format(row["id"], row["subject"], row["state"], row["reason"]) for row in odd]
     return lines + [f"process {pid} hangs in the driver and cannot be ended" for pid in node["abandoned"]]
 
 
 def _worth_a_line(row: Record) -> bool:
     """Findings that do not fail the run by themselves."""
-    if row["id"] == "gpu.count" or row["state"] == "missing":
-        return bool(row["verdict"] == verdict.FAIL)
+    if row["id"] in ("gpu.count", "gpu.spare", "gpu.active") or row["state"] == "missing":
+        return bool(row["verdict"] == verdict.FAIL or (row["id"] != "gpu.count" and row["severity"] == verdict.WARNING))
     return bool(row["verdict"] == verdict.UNKNOWN or row["severity"] == verdict.WARNING)

@@ -78,7 +78,8 @@ def rows(
         failure = known.failures.get(gpu["uuid"] or "")
         found.append(cap_row(gpu, wish, failure))
         found.append(persistence_row(gpu, wish))
-        if wish.compute_mode is not None:
+        # A card that does not answer is said once, with its cap.
+        if wish.compute_mode is not None and gpu["state"] == "ok":
             found.append(gpu_spare_checks.mode_row(gpu, wish, failure))
     if known.roles is not None:
         found.extend(gpu_spare_checks.rows(known.roles, node))

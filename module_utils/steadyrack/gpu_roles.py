@@ -56,7 +56,8 @@ class Roles:
         known = (self.state or {"gpus": {}})["gpus"]
         if gpu["uuid"] in known:
             return str(known[gpu["uuid"]]["role"])
-        return next((str(one["role"]) for one in known.values() if one["bus_id"] == gpu["bus_id"]), None)
+        uuid = gpu_sight.in_slot(known, gpu["bus_id"]) if gpu["uuid"] is None else None
+        return None if uuid is None else str(known[uuid]["role"])
 
     # --- deciding ---
 
@@ -70,7 +71,7 @@ class Roles:
         started = time.time()
         log = gpu_xid.read(state["cursor"] if state else None, state["looked"] if state else None, runner)
         if state is not None:
-            gpu_sight.note(state, log.events, self.policy)
+            gpu_sight.note(state, node, log.events, self.policy)
         found = gpu_sight.sight(self.policy, node, pci, state, log.events)
         if state is not None:
             gpu_sight.account(state, found)

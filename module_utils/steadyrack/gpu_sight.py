@@ -9,11 +9,11 @@ application did to itself is none of these. Whatever might pass is looked at twi
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Container, Dict, Mapping, Sequence
 
 from . import gpu_xid, nvml, verdict
 from .gpu_policy import Policy
-from .gpu_spare import ACTIVE, DRAINING, SPARE, XIDS, Seen, Sight, State, of_role
+from .gpu_spare import ACTIVE, DRAINING, FAILED, SPARE, XIDS, Seen, Sight, State, of_role
 
 CONFIRM_S = 1.0
 """Between the two looks: a driver that is reloaded has an odd moment, and a take-over is to be done within 5 s."""
@@ -49,11 +49,11 @@ def sight(
 ) -> Sight:
     """Every GPU with what speaks against it. A card that tells no UUID any more is the one known in its slot."""
     gpus = state["gpus"] if state is not None else {}
-    by_slot = {gpu["bus_id"]: uuid for uuid, gpu in gpus.items()}
+    named = {gpu["uuid"] for gpu in node["gpus"]}
     fallen = {device["bus_id"] for device in pci if device["on_bus"] is False}
     seen = []
     for gpu in node["gpus"]:
-        uuid = gpu["uuid"] or by_slot.get(gpu["bus_id"])
+        uuid = gpu["uuid"] or in_slot(gpus, gpu["bus_id"], named)
         if uuid is None:
             continue
         known = gpus.get(uuid, {})
@@ -73,6 +73,15 @@ def sight(
             own = [event for event in events if event.bus_id == known["bus_id"]]
             gone[uuid] = _ending(own, known["architecture"], policy) or _away(known["bus_id"] in fallen)
     return Sight(seen, gone)
+
+
+def in_slot(gpus: Mapping[str, Any], bus_id: str | None, named: Container[str | None] = ()) -> str | None:
+    """The card that is meant by a slot: of several that were there, one in service before one that failed.
+
+    Those in ``named`` have told their UUID, from another slot or this one: they are not who is looked for.
+    """
+    found = [uuid for uuid, gpu in gpus.items() if gpu["bus_id"] == bus_id and uuid not in named]
+    return min(found, key=lambda uuid: (gpus[uuid]["role"] == FAILED, uuid), default=None)
 
 
 def _away(fallen: bool) -> str:
@@ -114,14 +123,16 @@ def described(event: gpu_xid.Event) -> str:
     return f"the kernel: it {event.text}" if event.code is None else f"Xid {event.code}: {event.text}"
 
 
-def note(state: State, events: Sequence[gpu_xid.Event], policy: Policy) -> None:
-    """Write the events down with the GPUs they are of."""
-    for gpu in state["gpus"].values():
-        for event in events:
-            if event.bus_id == gpu["bus_id"]:
-                word = gpu_xid.action(event, gpu.get("architecture"), dict(policy.xid_actions))
-                entry = {"code": event.code, "action": word, "at": verdict.utc_now(), "text": event.text}
-                gpu["xids"] = [*gpu["xids"], entry][-XIDS:]
+def note(state: State, node: Record, events: Sequence[gpu_xid.Event], policy: Policy) -> None:
+    """Write the events down with the GPUs they are of: who is in the slot now, else who was."""
+    there = {gpu["bus_id"]: gpu["uuid"] for gpu in node["gpus"] if gpu["uuid"] in state["gpus"]}
+    for event in events:
+        uuid = there.get(event.bus_id) or in_slot(state["gpus"], event.bus_id)
+        if uuid is not None:
+            gpu = state["gpus"][uuid]
+            word = gpu_xid.action(event, gpu.get("architecture"), dict(policy.xid_actions))
+            entry = {"code": event.code, "action": word, "at": verdict.utc_now(), "text": event.text}
+            gpu["xids"] = [*gpu["xids"], entry][-XIDS:]
 
 
 def account(state: State, found: Sight) -> None:

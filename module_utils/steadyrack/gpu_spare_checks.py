@@ -26,9 +26,7 @@ def mode_row(gpu: Record, wish: Wish, failure: str | None) -> Row:
     """Whether a GPU is open or closed to jobs, as its role wants."""
     subject = str(gpu["uuid"] or gpu["bus_id"] or "unnamed GPU")
     seen = gpu["compute_mode"]
-    if gpu["state"] != "ok":
-        judged, state, reason = verdict.UNKNOWN, gpu["state"], f"the GPU is {gpu['state']}"
-    elif seen is None:
+    if seen is None:
         error = gpu["errors"].get("compute_mode") or {}
         judged, state, reason = verdict.UNKNOWN, "unknown", "not read: compute_mode: {}".format(error.get("name"))
     elif seen == wish.compute_mode:

@@ -376,6 +376,23 @@ def test_a_time_server_has_no_port() -> None:
         ("rack_gpus", ["A100"], "rack_gpus[0]"),
         ("rack_active_gpus", 5, "from 0 to 4"),
         ("rack_active_gpus", 2.5, "from 0 to 4"),
+        ("rack_spare_w", "idle", "min_cap, cap, or the watts"),
+        ("rack_spare_w", "75", "a text"),
+        ("rack_spare_w", True, "yes or no"),
+        ("rack_spare_w", -1, "0 to 10000"),
+        ("rack_spare_w", [75], "a list"),
+        ("rack_spare_w", float("nan"), "nan"),
+        ("rack_feeds", 0, "from 1 to 8"),
+        ("rack_feeds", 1.5, "from 1 to 8"),
+        ("rack_feeds", True, "from 1 to 8"),
+        ("rack_feeds_redundant", "no", "true or false"),
+        ("rack_feeds_redundant", 1, "true or false"),
+        ("rack_failover_hosts", 1, "one or all"),
+        ("rack_failover_hosts", "two", "one or all"),
+        ("rack_failover_may_exceed", "yes", "true or false"),
+        ("rack_spare", 75, "did you mean rack_spare_w?"),
+        ("rack_feed_redundant", True, "did you mean rack_feeds_redundant?"),
+        ("rack_failover_host", "one", "did you mean rack_failover_hosts?"),
         ("rack_networks", "10.1.0.0/24", "a list"),
         ("rack_networks", ["10.1.0.1/24"], "host bits"),
         ("rack_networks", ["10.1.0.0"], "prefix"),
@@ -411,6 +428,20 @@ def test_rack_facts(name: str, value: Any, word: str, shelf: Shelf) -> None:
 def test_entries_of_rack_gpus(change: dict[str, Any], word: str, shelf: Shelf) -> None:
     shelf.vars["gpu-a2"]["rack_gpus"][0].update(change)
     assert word in shelf.only("gpu-a2")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"rack_spare_w": "cap"},
+        {"rack_spare_w": "min_cap", "rack_active_gpus": 3},
+        {"rack_spare_w": 75.5, "rack_failover_hosts": "all", "rack_failover_may_exceed": True},
+        {"rack_feeds": 2, "rack_feeds_redundant": False},
+    ],
+)
+def test_facts_of_spares_and_feeds_that_are_right(facts: dict[str, Any], shelf: Shelf) -> None:
+    shelf.vars["gpu-a2"].update(facts)
+    assert not any(shelf.errors()["hosts"].values())
 
 
 def test_a_relay_needs_no_gpus_and_a_node_no_networks(shelf: Shelf) -> None:

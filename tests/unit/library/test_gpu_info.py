@@ -11,7 +11,7 @@ def test_everything_is_under_one_key_and_nothing_is_changed(gpu_node):
     result = gpu_node.module("gpu_info")
     assert result["changed"] is False
     found = result["gpu_info"]
-    assert set(found) == {"node", "gpus", "pci", "checks"}
+    assert set(found) == {"node", "gpus", "pci", "checks", "roles", "listed"}
     assert found["node"]["state"] == "ok"
     assert [gpu["bus_id"] for gpu in found["gpus"]] == [device["bus_id"] for device in found["pci"]] == list(SLOTS)
 
