@@ -278,9 +278,15 @@ def do_gpu_apply(options: argparse.Namespace) -> int:
         say("warning", line)
     for row in [] if options.check else outcome.broken():
         say("error", attention(row))
-    if not options.check:
+    if not options.check and options.tell:
         gpu_tell.deliver(options.root, say, owner=os.geteuid())
     return apply_status(outcome, options.check)
+
+
+def do_gpu_tell(options: argparse.Namespace) -> int:
+    """`steadyrack gpu tell`."""
+    gpu_tell.deliver(options.root, say, owner=os.geteuid())
+    return 0
 
 
 def apply_status(outcome: gpu_apply.Outcome, check: bool) -> int:
@@ -358,7 +364,7 @@ def do_spare_return(options: argparse.Namespace) -> int:
 
 def _pass(options: argparse.Namespace) -> int:
     """Bring the cards to the roles a person has just changed."""
-    options.check, options.wait = False, 0.0
+    options.check, options.wait, options.tell = False, 0.0, True
     return do_gpu_apply(options)
 
 
@@ -373,13 +379,17 @@ def do_gpu_env(options: argparse.Namespace) -> int:
 
 def do_gpu_watch(options: argparse.Namespace) -> int:
     """`steadyrack gpu watch`."""
-    command = [sys.executable, "-I", os.path.realpath(__file__), "--root", options.root, "gpu", "apply"]
+    command = [sys.executable, "-I", os.path.realpath(__file__), "--root", options.root, "gpu"]
+    tellers: list[subprocess.Popen[bytes]] = []
 
     def look() -> None:
         # A process of its own: this one keeps what it needs to wait, and nothing of the driver's.
-        status = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+        status = subprocess.run([*command, "apply", "--no-tell"], stdin=subprocess.DEVNULL, check=False).returncode
         if status == EXIT_CANNOT:
             say("error", "the pass could not be carried out; the timer tries again")
+        # Hooks may take long, and the next card does not wait for them.
+        tellers[:] = [teller for teller in tellers if teller.poll() is None]
+        tellers.append(subprocess.Popen([*command, "tell"], stdin=subprocess.DEVNULL))
 
     gpu_watch.follow(look, say)
     return 0
@@ -511,7 +521,10 @@ def parser() -> Parser:
     apply_.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS",
                         help="wait this long for the driver to show all GPUs (default 0)")  # fmt: skip
     apply_.add_argument("--check", action="store_true", help="only say what would be set; exit status 1 if anything")
+    apply_.add_argument("--no-tell", dest="tell", action="store_false", help="leave the hooks to `gpu tell`")
     apply_.set_defaults(do=do_gpu_apply)
+    tell = gpu.add_parser("tell", help="tell the hooks of alarm.d what happened to GPUs and they do not know yet")
+    tell.set_defaults(do=do_gpu_tell)
     env = gpu.add_parser("env", help='the GPUs that jobs may use, as lines for a shell: eval "$(steadyrack gpu env)"')
     env.set_defaults(do=do_gpu_env)
     follow = gpu.add_parser("watch", help="follow the kernel log until ended; apply at each Xid")
