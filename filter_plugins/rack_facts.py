@@ -3,19 +3,25 @@
 
 Where the role's inputs name a cap, that cap is counted and no other: ``gpu_policy_power_cap_w`` beats power_cap_w in
 rack_gpus, an override of a model beats both, an override of one card (uuid, serial, bus_id) beats all. Which model
-that card is only the node knows, and whether it is there at all: see ``raised``.
+that card is only the node knows, and whether it is there at all: see ``raised``. How many GPUs stand by is the role's
+input too (``gpu_policy_spares``), and so is their cap (``gpu_policy_spare_power_cap_w``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
-# Defaults of the rack facts; the same as in inventory/example and docs.
+# Ansible loads every file here by itself; this is how one finds its neighbour.
+sys.path.append(str(Path(__file__).resolve().parent))
+from spare_inventory import from_command_line, spare_count
+
+# Defaults of the facts, with the role's input that is one; the same as in inventory/example, the role and docs.
 DEFAULTS: dict[str, Any] = {
     "rack_feed_margin_percent": 5,
     "rack_feed_derating": 1.0,
@@ -27,10 +33,12 @@ DEFAULTS: dict[str, Any] = {
     "rack_failover_hosts": "one",
     "rack_failover_may_exceed": False,
     "rack_spare_w": "min_cap",
+    "gpu_policy_spares": 0,
 }
 AUTO = "auto"
-# At what an idle spare counts, beside watts: role gpu_policy holds it at its minimum cap.
+# At what an idle spare counts, beside watts: role gpu_policy holds it at its minimum, or at the cap it is told.
 SPARE_WORDS = ("min_cap", "cap")
+SPARE_CAP = "gpu_policy_spare_power_cap_w"
 FAILOVER_WORDS = ("one", "all")
 # Names of one card, as in gpu_policy_overrides; beside them a model may be named.
 CARD_NAMES = ("uuid", "serial", "bus_id")
@@ -190,13 +198,32 @@ def _gpus(host: str, entry: Any, position: int, spare: Any) -> Gpus:
 
 
 def _spare(host: str, facts: Mapping[str, Any]) -> Any:
-    """rack_spare_w: a word of SPARE_WORDS or watts, as measured on an idle card."""
-    value = facts.get("rack_spare_w", DEFAULTS["rack_spare_w"])
+    """rack_spare_w: a word of SPARE_WORDS or watts, as measured on an idle card; min_cap is the spare's own cap."""
+    value, cap = facts.get("rack_spare_w", DEFAULTS["rack_spare_w"]), _spare_cap(host, facts)
+    if value == "min_cap" and cap is not None:
+        return cap
     if isinstance(value, str) and value in SPARE_WORDS:
         return str(value)
     if isinstance(value, str):
         raise BadFactError(f"{host}: rack_spare_w is {value!r}; it needs {', '.join(SPARE_WORDS)} or watts")
     return number(host, facts, "rack_spare_w", (0, 10000))
+
+
+def _spare_cap(host: str, facts: Mapping[str, Any]) -> float | None:
+    """gpu_policy_spare_power_cap_w in watts; None where the role takes the minimum of each card."""
+    value = facts.get(SPARE_CAP)
+    return None if value is None else number(host, {SPARE_CAP: from_command_line(value)}, SPARE_CAP, (1, 10000))
+
+
+def _spares(host: str, facts: Mapping[str, Any], gpus: tuple[Gpus, ...]) -> int:
+    """How many GPUs stand by: one is left to work, and each GPU must take the cap that a spare is told."""
+    value, total = facts.get("gpu_policy_spares", DEFAULTS["gpu_policy_spares"]), sum(entry.number for entry in gpus)
+    count, cap = spare_count(value), _spare_cap(host, facts)
+    if count is None:
+        raise BadFactError(f"{host}: gpu_policy_spares is {value!r}; it needs a whole number")
+    for entry in gpus if cap is not None else ():
+        number(host, {SPARE_CAP: cap}, SPARE_CAP, (entry.power_min_w, entry.power_max_w))
+    return int(number(host, {"gpu_policy_spares": count}, "gpu_policy_spares", (0, max(total - 1, 0))))
 
 
 def same_model(one: str, other: str) -> bool:
@@ -230,7 +257,7 @@ def _overrides(host: str, listed: Any) -> list[Override]:
 
 
 def _policy_cap(host: str, facts: Mapping[str, Any]) -> float | None:
-    """gpu_policy_power_cap_w in watts, None for auto. A number given by -e arrives as text, which the role takes."""
+    """gpu_policy_power_cap_w in watts, None for auto."""
     if facts.get("gpu_policy_plan_cap_w") not in (None, "", {}):
         raise BadFactError(
             f"{host}: gpu_policy_plan_cap_w is {facts['gpu_policy_plan_cap_w']!r}; it is what the plan hands over: "
@@ -239,10 +266,8 @@ def _policy_cap(host: str, facts: Mapping[str, Any]) -> float | None:
     value = facts.get("gpu_policy_power_cap_w")
     if value is None or value == AUTO:
         return None
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):  # told by number
-            value = float(value)
-    return number(host, {"gpu_policy_power_cap_w": value}, "gpu_policy_power_cap_w", (1, 10000))
+    told = {"gpu_policy_power_cap_w": from_command_line(value)}
+    return number(host, told, "gpu_policy_power_cap_w", (1, 10000))
 
 
 def _pinned(host: str, entry: Gpus, cap: float | None, models: list[Override]) -> Gpus:
@@ -285,8 +310,7 @@ def read_host(facts: Mapping[str, Any]) -> Host:
     gpus = tuple(_gpus(name, entry, position, spare) for position, entry in enumerate(listed))
     base = number(name, facts, "rack_host_base_w", (0, 100000))
     efficiency = number(name, facts, "rack_psu_efficiency", (0.5, 1))
-    total = sum(entry.number for entry in gpus)
-    active = total if facts.get("rack_active_gpus") is None else _whole(name, facts, "rack_active_gpus", (0, total))
+    active = sum(entry.number for entry in gpus) - _spares(name, facts, gpus)
     gpus, cards = _policy(name, facts, gpus)
     return Host(name, base, efficiency, active, gpus, tuple(cards))
 

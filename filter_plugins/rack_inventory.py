@@ -15,6 +15,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -24,17 +25,19 @@ from jinja2.exceptions import TemplateError
 
 # Ansible loads every file here by itself; this is how one finds its neighbour.
 sys.path.append(str(Path(__file__).resolve().parent))
-from spare_inventory import spare_findings
+from spare_inventory import from_command_line, spare_findings
 
 ROLE_GROUPS = ("relays", "gpu_nodes")
 GROUPING_PREFIXES = ("site_", "rack_")
 BUILT_IN_GROUPS = ("all", "ungrouped")
 RACK_FACTS = (
     "rack_name", "rack_site", "rack_feed_limit_w", "rack_feed_margin_percent", "rack_feed_derating",
-    "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus", "rack_active_gpus",
+    "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus",
     "rack_spare_w", "rack_failover_hosts", "rack_failover_may_exceed", "rack_feeds", "rack_feeds_redundant",
     "rack_networks", "rack_uplink_note", "rack_outside_address", "rack_bmc_networks",
 )  # fmt: skip
+# Facts of earlier inventories, and what says the same now.
+GONE_FACTS = {"rack_active_gpus": "gpu_policy_spares, the number of GPUs that stand by"}
 # A role whose inputs begin like facts do; they are judged as inputs (check_role_inputs).
 ROLE_LIKE_FACTS = "rack_firewall_"
 GPU_KEYS = ("model", "count", "power_max_w", "power_min_w", "power_cap_w", "idle_w", "link_width")
@@ -51,7 +54,11 @@ MOST_GPU_W = 10000
 MOST_FEEDS = 8
 # At what an idle spare counts, beside watts.
 SPARE_WORDS = ("min_cap", "cap")
-OVERRIDE_KEYS = ("uuid", "serial", "bus_id", "model", "power_cap_w", "power_cap_percent", "link_width")
+OVERRIDE_KEYS = (
+    "uuid", "serial", "bus_id", "model", "power_cap_w", "power_cap_percent", "link_width", "link_gen", "nvlink_links",
+)  # fmt: skip
+MISSING_KEYS = ("bus_id", "until", "reason")
+SLOT = re.compile(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{2}:[01][0-9a-f](?:\.[0-7])?", re.IGNORECASE)
 # Words that people use for a GPU's place in nvidia-smi's list.
 INDEX_KEYS = ("index", "gpu", "gpu_index", "id", "gpu_id")
 # How alike two names must be before one is called a misspelling of the other (difflib ratio).
@@ -515,7 +522,9 @@ def check_rack_facts(inventory: Inventory) -> None:
     """Facts that are missing, of the wrong type, impossible or misspelt. Any Unicode is welcome in names."""
     for host in inventory.hosts:
         for name in inventory.variables[host]:
-            if name.startswith("rack_") and name not in RACK_FACTS and not name.startswith(ROLE_LIKE_FACTS):
+            if name in GONE_FACTS:
+                inventory.add(host, name, "is gone", GONE_FACTS[name], "remove it, and set that instead")
+            elif name.startswith("rack_") and name not in RACK_FACTS and not name.startswith(ROLE_LIKE_FACTS):
                 found = "unknown" + did_you_mean(name, RACK_FACTS)
                 inventory.add(host, name, found, "one of " + ", ".join(RACK_FACTS), "rename or remove it")
         _fact_text(inventory, host, "rack_name")
@@ -662,12 +671,6 @@ def _check_gpus(inventory: Inventory, host: str) -> None:
         if twin is not None:
             inventory.add(host, f"rack_gpus[{position}].model", f"{shown(model)}, also listed as {shown(twin)}",
                           "each model once", "add up the counts in one entry")  # fmt: skip
-    total = sum(count for entry in value if isinstance(entry, Mapping) and is_whole(count := entry.get("count")))
-    active = inventory.variables[host].get("rack_active_gpus")
-    if active is not None and not (is_whole(active) and 0 <= active <= total):
-        inventory.add(
-            host, "rack_active_gpus", shown(active), f"a whole number from 0 to {total}, the GPUs of this host"
-        )
 
 
 def _check_gpu_entry(inventory: Inventory, host: str, where: str, entry: Any) -> None:
@@ -770,10 +773,11 @@ def check_gpu_policy(inventory: Inventory) -> None:
         models = _models_of(variables)
         cap, overrides = variables.get("gpu_policy_power_cap_w"), variables.get("gpu_policy_overrides")
         if cap is not None and cap != "auto":
-            _check_cap(inventory, host, "gpu_policy_power_cap_w", _from_command_line(cap), _ranges(models))
+            _check_cap(inventory, host, "gpu_policy_power_cap_w", from_command_line(cap), _ranges(models))
         _check_count(inventory, host)
         for finding in spare_findings(variables, _total(variables), list(models.values())):
             inventory.add(host, *finding)
+        _check_known_missing(inventory, host)
         if overrides is None:
             continue
         if not isinstance(overrides, (list, tuple)):
@@ -796,9 +800,39 @@ def _check_count(inventory: Inventory, host: str) -> None:
     if count is None or not isinstance(listed, (list, tuple)):
         return
     total = _total(inventory.variables[host])
-    if _from_command_line(count) != total:
+    if from_command_line(count) != total:
         inventory.add(host, "gpu_policy_gpu_count", shown(count), f"{total}, the sum of rack_gpus",
                       "correct rack_gpus and remove gpu_policy_gpu_count")  # fmt: skip
+
+
+def _check_known_missing(inventory: Inventory, host: str) -> None:
+    """Slots without their card: each once, until a day, for a reason. One whose day has passed excuses nothing."""
+    name = "gpu_policy_known_missing"
+    entries = inventory.variables[host].get(name)
+    slots: list[str] = []
+    for position, entry in enumerate(entries if isinstance(entries, (list, tuple)) else []):
+        where = f"{name}[{position}]"
+        if not isinstance(entry, Mapping) or sorted(map(str, entry)) != sorted(MISSING_KEYS):
+            inventory.add(host, where, shown(entry), "a mapping of " + ", ".join(MISSING_KEYS) + " and no more")
+            continue
+        slot, until, reason = (entry[key] for key in MISSING_KEYS)
+        if not isinstance(slot, str) or not SLOT.fullmatch(slot.strip()):
+            inventory.add(host, f"{where}.bus_id", shown(slot), "a slot such as 0000:31:00.0, in quotes")
+        elif slot.strip().lower() in slots:
+            inventory.add(host, f"{where}.bus_id", f"{shown(slot)}, a second time", "each slot once", "remove one")
+        else:
+            slots.append(slot.strip().lower())
+        if not isinstance(until, date) and not _is_day(until):
+            inventory.add(host, f"{where}.until", shown(until), "a day such as 2026-12-31")
+        if not isinstance(reason, str) or not reason.strip():
+            inventory.add(host, f"{where}.reason", shown(reason), "a few words, such as a ticket's number")
+
+
+def _is_day(value: Any) -> bool:
+    try:
+        return bool(date.fromisoformat(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def check_servers(inventory: Inventory) -> None:
@@ -815,14 +849,6 @@ def check_servers(inventory: Inventory) -> None:
                 server_addresses(value, name)
             except FilterError as error:
                 inventory.by_host[host].append(f"{host}: {error}. Next: {CORRECT}")
-
-
-def _from_command_line(value: Any) -> Any:
-    """A number given by -e arrives as text; the role takes it as a number."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _ranges(models: Mapping[str, tuple[float, float]]) -> list[tuple[str, float, float]]:

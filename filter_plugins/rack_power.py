@@ -144,7 +144,7 @@ def proposals(hosts: list[Host], caps: Caps, feed: Feed) -> list[dict[str, Any]]
     if few:
         found.append(proposal("hosts", few, caps, hosts=[host.name for host in hosts if host in few]))
     if spared != hosts and fits(spared, caps, feed):
-        found.append(proposal("spares", spared, caps, active_gpus={host.name: host.active for host in spared}))
+        found.append(proposal("spares", spared, caps, spares={host.name: host.total - host.active for host in spared}))
     return found
 
 
@@ -294,10 +294,10 @@ def _proposal_line(proposal: Mapping[str, Any], total: int) -> str:
         what = f"at these caps {len(proposal['hosts'])} of the {total} hosts ({', '.join(proposal['hosts'])})"
     else:
         by_number: dict[int, list[str]] = {}
-        for host, number in proposal["active_gpus"].items():
+        for host, number in proposal["spares"].items():
             by_number.setdefault(number, []).append(host)
         numbers = "; ".join(f"{number} on {', '.join(names)}" for number, names in by_number.items())
-        what = f"one more spare a host (rack_active_gpus {numbers})"
+        what = f"one more spare a host (gpu_policy_spares {numbers})"
     text = f"next: {what} would make {watts(proposal['sum_w'])} W"
     if proposal["failover_w"] > proposal["sum_w"]:
         text += f", {watts(proposal['failover_w'])} W in a fail-over"

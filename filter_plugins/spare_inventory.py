@@ -20,6 +20,8 @@ FORMS = {
         "the form 0000:31:00.0, as in /sys/bus/pci/devices",
     ),
 }
+# As the role's filter takes it from text (int); more digits are no number of GPUs.
+WHOLE = re.compile(r"[0-9]{1,4}")
 AN_INDEX = "name it by UUID (nvidia-smi -L): an index changes when a card drops out"
 
 
@@ -32,13 +34,27 @@ class Finding(NamedTuple):
     step: str = "correct it"
 
 
+def spare_count(value: Any) -> int | None:
+    """A whole number, as text too, for so it arrives from -e; None for anything else. True is no number."""
+    if isinstance(value, str) and WHOLE.fullmatch(value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def from_command_line(value: Any) -> Any:
+    """A number given by -e arrives as text, and the role takes it as a number; anything else stays what it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 def spare_findings(variables: Mapping[str, Any], total: int, spans: list[tuple[float, float]]) -> Iterator[Finding]:
     """Everything wrong with the inputs about spares of a host with ``total`` GPUs; ``spans``: caps by model (W)."""
-    count = variables.get("gpu_policy_spares", 0)
-    if isinstance(count, str) and count.isdigit():
-        count = int(count)  # told by -e
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        yield Finding("gpu_policy_spares", repr(count), "a whole number from 0")
+    given = variables.get("gpu_policy_spares", 0)
+    count = spare_count(given)
+    if count is None or count < 0:
+        yield Finding("gpu_policy_spares", repr(given), "a whole number from 0")
         count = 0
     elif count and total and count >= total:
         yield Finding("gpu_policy_spares", f"{count} of {total} GPUs", f"at most {total - 1}, so that one works")
@@ -47,7 +63,7 @@ def spare_findings(variables: Mapping[str, Any], total: int, spans: list[tuple[f
         yield Finding("gpu_policy_spare_gpus", repr(named), "a list")
         named = []
     yield from _named(named, count)
-    cap = variables.get("gpu_policy_spare_power_cap_w")
+    cap = from_command_line(variables.get("gpu_policy_spare_power_cap_w"))
     for low, high in spans:
         if isinstance(cap, (int, float)) and not low <= cap <= high:
             yield Finding("gpu_policy_spare_power_cap_w", f"{cap:g} W", f"{low:g} to {high:g} W, or empty")

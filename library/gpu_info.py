@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: gpu_info
 short_description: Read the GPUs of a host through NVML and the PCI bus
 description:
-  - Reads every GPU's identity, power limits, link, temperature, ECC, remapped rows and MIG mode in one
-    pass, and judges count, power cap, persistence and link width against the host's policy file.
+  - Reads every GPU's identity, power limits, links, temperatures, ECC, remapped rows and MIG mode in one
+    pass, and judges count, power cap, persistence and links against the host's policy file, and the cards' health.
   - Reads in a child process with a deadline on every call. A GPU that is lost or hangs appears with that
     state and the others are read.
   - A value that the driver does not give is null, with the driver's error under C(errors). It is never 0.
@@ -66,7 +66,9 @@ gpu_info:
       type: list
       elements: str
     checks:
-      description: Every row about GPUs, as C(steadyrack check) has them; see docs/checks.md.
+      description: >-
+        Rows C(gpu.*), C(pcie.*) and C(nvlink.links); docs/checks.md has each of them. Rises of error counts are judged
+        against the baseline that the agent keeps on the host; this module does not write it.
       type: list
       elements: dict
 """
@@ -75,7 +77,7 @@ import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.steadyrack import gpu_checks, gpu_policy, nvml, pcie
+from ansible.module_utils.steadyrack import gpu_baseline, gpu_checks, gpu_policy, nvml, pcie
 from ansible.module_utils.steadyrack.errors import SteadyrackError
 
 # Where the file systems of the host begin; tests put a tree of their own here.
@@ -89,7 +91,10 @@ def read(policy_path):
     record = nvml.read_node(ROOT, [device["bus_id"] for device in pci])
     host = socket.gethostname()
     roles = gpu_checks.roles_of(policy, ROOT, host)
-    rows = gpu_checks.rows(policy, record, pci, host, gpu_checks.Found(roles=roles))
+    known = gpu_checks.Found(
+        roles=roles, baseline=gpu_baseline.look(ROOT, record["gpus"]), nvme=tuple(pcie.read_nvme(ROOT))
+    )
+    rows = gpu_checks.rows(policy, record, pci, host, known)
     node = {key: value for key, value in record.items() if key != "gpus"}
     found = {"node": node, "gpus": record["gpus"], "pci": pci, "checks": rows, "roles": {}, "listed": None}
     if roles is not None:

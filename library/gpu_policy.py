@@ -26,8 +26,9 @@ attributes:
 options:
   policy:
     description:
-      - The policy, version 1. C(power_cap) and C(link_width) are lists of rules; of the rules that match a GPU
-        the most specific wins, in the order C(uuid), C(serial), C(bus_id), C(model), C(all).
+      - The policy, version 1. C(power_cap), C(link_width), C(link_gen) and C(nvlink_links) are lists of rules; of the
+        rules that match a GPU the most specific wins, in the order C(uuid), C(serial), C(bus_id), C(model), C(all).
+      - C(nvme_link_width), C(peer_to_peer) and C(known_missing) (bus_id, until, reason) are what the checks expect.
       - C(spares) has C(count), C(gpus) (each named by C(uuid), C(serial) or C(bus_id)), C(power_cap_w) of those that
         are not active (null is their lowest) and C(environment) (whether /etc/environment has the list for jobs).
         C(compute_mode) is that of active GPUs. C(xid_actions) maps Xid codes to ignore, app, check, reset or reboot.

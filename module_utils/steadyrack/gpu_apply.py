@@ -20,7 +20,7 @@ import os
 import time
 from typing import Any, Callable, Dict, Sequence, Tuple
 
-from . import files, gpu_checks, gpu_policy, gpu_roles, nvml, pcie, verdict
+from . import files, gpu_baseline, gpu_checks, gpu_policy, gpu_roles, nvml, pcie, verdict
 from .errors import SteadyrackError
 from .gpu_policy import Policy, Wish
 from .run import Completed, run
@@ -113,7 +113,14 @@ def apply(
             ready(outcome)
         if not check:
             _carry_out(session, outcome, policy, runner)
-    outcome.rows = gpu_checks.rows(policy, outcome.after, pci, host, gpu_checks.Found(outcome.failures, outcome.roles))
+    if check:
+        baseline = gpu_baseline.look(root, outcome.after["gpus"])
+    else:
+        # From a card's first minutes on, and after every boot: what rises later is measured from here.
+        baseline = gpu_baseline.keep(root, outcome.after["gpus"], repair=False)
+        outcome.notes += [] if baseline.trouble is None else [baseline.trouble]
+    known = gpu_checks.Found(outcome.failures, outcome.roles, baseline)
+    outcome.rows = gpu_checks.setting_rows(policy, outcome.after, pci, host, known)
     return outcome
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from datetime import date, datetime, timezone
 from typing import Any, Dict, Iterable, Sequence
 
 from . import files, gpu_xid, pcie
@@ -29,11 +30,16 @@ CLOSED = ("spare", "failed", "unaccepted")
 COMPUTE_MODES = ("default", "exclusive_process")
 # A cap is set in whole watts: the grain of every driver tool and of the cards' own limits.
 GRAIN_MW = 1000
+# As many NVLinks as any board has (nvml.h, NVML_NVLINK_MAX_LINKS of newer drivers).
+MOST_NVLINKS = 36
 # Readings within half a grain of the wish are the wish.
 TOLERANCE_MW = GRAIN_MW // 2
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_KEYS = ("version", "persistence_mode", "gpu_count", "power_cap", "link_width", "compute_mode", "spares", "xid_actions")
+_KEYS = (
+    "version", "persistence_mode", "gpu_count", "power_cap", "link_width", "compute_mode", "spares", "xid_actions",
+    "link_gen", "nvlink_links", "nvme_link_width", "peer_to_peer", "known_missing",
+)  # fmt: skip
 _SPARE_KEYS = ("count", "gpus", "power_cap_w", "environment")
 _AGAIN = "correct the inventory and run role gpu_policy"
 
@@ -61,12 +67,30 @@ class Match:
 
 @dataclass(frozen=True)
 class Rule:
-    """One wish for the GPUs that match: a cap in watts, a cap in per cent of the default, or a link width."""
+    """One wish for the GPUs that match: a cap in watts, a cap in per cent of the default, or something of its links."""
 
     match: Match
     cap_w: float | None = None
     cap_percent: float | None = None
     link_width: int | None = None
+    link_gen: int | None = None
+    nvlink_links: int | None = None
+
+
+@dataclass(frozen=True)
+class KnownMissing:
+    """A slot whose GPU is known to be out until the end of a day (UTC): its shortage is a warning until then."""
+
+    bus_id: str
+    until: date
+    reason: str
+
+    def holds(self, today: date | None = None) -> bool:
+        """Whether the day has not passed."""
+        return (today or datetime.now(timezone.utc).date()) <= self.until
+
+    def __str__(self) -> str:
+        return f"{self.bus_id} known missing until {self.until.isoformat()} ({self.reason})"
 
 
 @dataclass(frozen=True)
@@ -92,6 +116,11 @@ class Policy:
     compute_mode: str | None = None
     spares: Spares | None = None
     xid_actions: tuple[tuple[int, str], ...] = ()
+    link_gen: tuple[Rule, ...] = ()
+    nvlink_links: tuple[Rule, ...] = ()
+    nvme_link_width: int | None = None
+    peer_to_peer: bool | None = None
+    known_missing: tuple[KnownMissing, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,17 +167,22 @@ def parse(value: Any, where: str = "policy") -> Policy:
         if key not in _KEYS:
             raise InputError(f"{where}: {key}", "unknown key", "one of " + ", ".join(_KEYS), _AGAIN)
     return Policy(
-        persistence_mode=_persistence(value.get("persistence_mode"), f"{where}: persistence_mode"),
+        persistence_mode=_yes_or_no(value.get("persistence_mode"), f"{where}: persistence_mode"),
         gpu_count=_count(value.get("gpu_count"), f"{where}: gpu_count"),
         power_cap=_rules(value.get("power_cap"), f"{where}: power_cap", _cap_rule),
         link_width=_rules(value.get("link_width"), f"{where}: link_width", _width_rule),
         compute_mode=_choice(value.get("compute_mode"), f"{where}: compute_mode", COMPUTE_MODES),
         spares=_spares(value.get("spares"), value.get("gpu_count"), f"{where}: spares"),
         xid_actions=_xid_actions(value.get("xid_actions"), f"{where}: xid_actions"),
+        link_gen=_rules(value.get("link_gen"), f"{where}: link_gen", _gen_rule),
+        nvlink_links=_rules(value.get("nvlink_links"), f"{where}: nvlink_links", _nvlink_rule),
+        nvme_link_width=_nvme_width(value.get("nvme_link_width"), f"{where}: nvme_link_width"),
+        peer_to_peer=_yes_or_no(value.get("peer_to_peer"), f"{where}: peer_to_peer"),
+        known_missing=_known_missing(value.get("known_missing"), f"{where}: known_missing"),
     )
 
 
-def _persistence(value: Any, where: str) -> bool | None:
+def _yes_or_no(value: Any, where: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise InputError(where, repr(value), "true or false", _AGAIN)
     return value
@@ -253,10 +287,61 @@ def _cap_rule(value: Any, where: str) -> Rule:
 
 def _width_rule(value: Any, where: str) -> Rule:
     match = _match(value, where, ("link_width",))
-    lanes = value.get("link_width")
-    if not _is_integer(lanes) or lanes not in pcie.WIDTHS:
-        raise InputError(f"{where}: link_width", repr(lanes), "lanes: 1, 2, 4, 8, 12, 16 or 32", _AGAIN)
-    return Rule(match, link_width=int(lanes))
+    return Rule(match, link_width=_lanes(value.get("link_width"), f"{where}: link_width"))
+
+
+def _lanes(value: Any, where: str) -> int:
+    if not _is_integer(value) or value not in pcie.WIDTHS:
+        raise InputError(where, repr(value), "lanes: 1, 2, 4, 8, 12, 16 or 32", _AGAIN)
+    return int(value)
+
+
+def _nvme_width(value: Any, where: str) -> int | None:
+    return None if value is None else _lanes(value, where)
+
+
+def _gen_rule(value: Any, where: str) -> Rule:
+    match = _match(value, where, ("link_gen",))
+    return Rule(match, link_gen=_span(value.get("link_gen"), f"{where}: link_gen", 1, max(pcie.GENERATIONS.values())))
+
+
+def _nvlink_rule(value: Any, where: str) -> Rule:
+    match = _match(value, where, ("nvlink_links",))
+    return Rule(match, nvlink_links=_span(value.get("nvlink_links"), f"{where}: nvlink_links", 0, MOST_NVLINKS))
+
+
+def _span(value: Any, where: str, low: int, high: int) -> int:
+    if not _is_integer(value) or not low <= value <= high:
+        raise InputError(where, repr(value), f"a whole number from {low} to {high}", _AGAIN)
+    return int(value)
+
+
+def _known_missing(value: Any, where: str) -> tuple[KnownMissing, ...]:
+    """Slots known to be without a GPU, each with a day and a reason: without an end nobody would look again."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise InputError(where, type(value).__name__, "a list", _AGAIN)
+    found: dict[str, KnownMissing] = {}
+    for place, item in enumerate(value):
+        entry = _missing_entry(item, f"{where}[{place}]")
+        if entry.bus_id in found:
+            raise InputError(f"{where}[{place}]", f"a second entry for {entry.bus_id}", "one", _AGAIN)
+        found[entry.bus_id] = entry
+    return tuple(found.values())
+
+
+def _missing_entry(value: Any, where: str) -> KnownMissing:
+    if not isinstance(value, dict) or set(value) != {"bus_id", "until", "reason"}:
+        raise InputError(where, repr(value)[:80], "bus_id, until and reason", _AGAIN)
+    if not isinstance(value["reason"], str) or not value["reason"].strip():
+        raise InputError(f"{where}: reason", repr(value["reason"]), "text, such as a ticket's number", _AGAIN)
+    try:
+        until = date.fromisoformat(value["until"])
+    except (TypeError, ValueError):
+        raise InputError(f"{where}: until", repr(value["until"]), "a date such as 2026-12-31", _AGAIN) from None
+    slot = _identity("bus_id", value["bus_id"], f"{where}: bus_id")
+    return KnownMissing(slot, until, " ".join(value["reason"].split()))
 
 
 def _match(value: Any, where: str, others: Sequence[str]) -> Match:
@@ -331,7 +416,7 @@ def resolve(policy: Policy, gpu: Record, role: str | None = None) -> Wish:
         "compute_mode": _mode(policy, role),
     }
     if policy.spares is not None and role in CLOSED:
-        return Wish(rule=f"role {role}", **others, **_closed_cap(policy.spares, gpu["power"]))
+        return Wish(rule=f"role {role}", **others, **_closed_cap(policy.spares, cap, gpu["power"]))
     if cap is None:
         return Wish(**others, **_without_rule(policy, gpu))
     return Wish(rule=str(cap.match), **others, **_cap(cap, gpu["power"]))
@@ -344,14 +429,21 @@ def _mode(policy: Policy, role: str | None) -> str | None:
     return "prohibited" if role in CLOSED else policy.compute_mode or "default"
 
 
-def _closed_cap(spares: Spares, power: Record) -> Record:
-    """The cap of a GPU that nothing runs on: a mistake with it then stays inside the budget."""
+def _closed_cap(spares: Spares, active: Rule | None, power: Record) -> Record:
+    """The cap of a GPU that nothing runs on: a mistake with it then stays inside the budget.
+
+    Never more than it would have when active, as the rack's plan counts it.
+    """
     low = milliwatts(power["min_w"])
-    if spares.cap_w is not None:
-        return _cap(Rule(Match("all", "true"), cap_w=spares.cap_w), power)
     if low is None:
         return {"obstacle": "the driver does not tell this card's power limits"}
-    return {"cap_mw": low}
+    if spares.cap_w is None:
+        return {"cap_mw": low}
+    own = _cap(Rule(Match("all", "true"), cap_w=spares.cap_w), power)
+    most = None if active is None else _cap(active, power).get("cap_mw")
+    if "cap_mw" in own and most is not None and most < own["cap_mw"]:
+        return {"cap_mw": most, "note": f"{spares.cap_w:g} W, no more than when active: {most / 1000:g} W"}
+    return own
 
 
 def _without_rule(policy: Policy, gpu: Record) -> Record:

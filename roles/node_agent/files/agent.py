@@ -30,6 +30,7 @@ from steadyrack import (
     agent_checks,
     gpu_allow,
     gpu_apply,
+    gpu_baseline,
     gpu_checks,
     gpu_people,
     gpu_policy,
@@ -148,7 +149,8 @@ def do_status(options: argparse.Namespace) -> int:
         trouble = error.sentence()
     host = socket.gethostname()
     roles = gpu_checks.roles_of(policy, options.root, host)
-    rows = gpu_checks.rows(policy, node, pci, host, gpu_checks.Found(roles=roles))
+    known = gpu_checks.Found(roles=roles, baseline=gpu_baseline.look(options.root, node["gpus"]))
+    rows = gpu_checks.rows(policy, node, pci, host, known)
     if options.json:
         print(json.dumps({"host": socket.gethostname(), "at": verdict.utc_now(), "node": node, "pci": pci,
                           "policy_error": trouble, "checks": rows}, indent=2))  # fmt: skip

@@ -462,6 +462,18 @@ def _nvml_gpu(nvml_library: ctypes.CDLL, index: int, tell: Callable[[Record], No
     limits = "nvmlDeviceGetPowerManagementLimitConstraints"
     told = ask("min_mw", limits, handle, ctypes.byref(low), ctypes.byref(high))
     gpu["min_mw"] = low.value if told else None
+    rows = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failure
+    told = ask("remapped", "nvmlDeviceGetRemappedRows", handle, *(ctypes.byref(number) for number in rows))
+    gpu["remap_pending"], gpu["remap_failure"] = (rows[2].value, rows[3].value) if told else (None, None)
+    reasons = ctypes.c_ulonglong()
+    # The second name is that of drivers before 535, which gives the same bits.
+    for function in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+        told = ask("event_reasons", function, handle, ctypes.byref(reasons))
+        if told:
+            gpu["errors"].pop("event_reasons", None)
+        if told or gpu["errors"]["event_reasons"] != 13:
+            break
+    gpu["event_reasons"] = reasons.value if told else None
     return gpu
 
 

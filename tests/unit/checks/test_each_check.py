@@ -226,6 +226,8 @@ CHECKS = (
     "gpu.persistence",
     "gpu.allow_list",
     "gpu.compute_mode",
+    "gpu.remapped_rows",
+    "gpu.throttle",
     "pcie.width",
     "agent.files",
     "agent.units",
@@ -239,10 +241,21 @@ CHECKS = (
     "time.serving",
     "firewall.ntp",
 )
-NVML_SILENT = dict.fromkeys(("gpu.power_cap", "gpu.persistence", "gpu.allow_list", "gpu.compute_mode"), "unknown")
+NVML_SILENT = dict.fromkeys(
+    (
+        "gpu.power_cap",
+        "gpu.persistence",
+        "gpu.allow_list",
+        "gpu.compute_mode",
+        "gpu.remapped_rows",
+        "gpu.throttle",
+    ),
+    "unknown",
+)
 NVML_GONE = {"gpu.count": "fail", **NVML_SILENT}
 ONE_SPARE = {"gpu_policy_spares": 1}
 
+OUT = {"bus_id": "0000:4b:00.0", "until": "9999-12-31", "reason": "RMA 4711"}
 CARDS = {"model": "NVIDIA A100 80GB PCIe", "count": 4, "power_max_w": 300, "power_min_w": 150}
 
 CASES = [
@@ -845,6 +858,34 @@ CASES = [
         variables={"gpu_policy_gpu_count": 3},
     ),
     Case(
+        "c48-card-lost-and-known",
+        "gpu-a1",
+        both(given(0, 2, 3), card_lost),
+        variables={"gpu_policy_known_missing": [OUT]},
+    ),
+    Case(
+        "c48-card-off-the-bus-and-known",
+        "gpu-a1",
+        both(given(0, 2, 3), lambda e: (e["pci"].pop(1), e["nvml"]["gpus"].pop(1))),
+        variables={"gpu_policy_known_missing": [{**OUT, "bus_id": "4B:00.0"}]},
+    ),
+    Case(
+        "c48-another-card-off-the-bus",
+        "gpu-a1",
+        both(given(1, 2, 3), lambda e: (e["pci"].pop(0), e["nvml"]["gpus"].pop(0))),
+        {"gpu.count": "fail"},
+        "3 on the bus, 3 in NVML",
+        variables={"gpu_policy_known_missing": [OUT]},
+    ),
+    Case(
+        "c48-known-until-yesterday",
+        "gpu-a1",
+        both(given(0, 2, 3), lambda e: (e["pci"].pop(1), e["nvml"]["gpus"].pop(1))),
+        {"gpu.count": "fail"},
+        "3 on the bus, 3 in NVML",
+        variables={"gpu_policy_known_missing": [{**OUT, "until": "2020-01-01"}]},
+    ),
+    Case(
         "no-library",
         "gpu-a1",
         lambda e: e.update(
@@ -1070,6 +1111,27 @@ CASES = [
         {"gpu.compute_mode": "fail"},
         variables={**ONE_SPARE, "gpu_policy_environment": False},
     ),
+    # --- gpu.remapped_rows, gpu.throttle ---
+    Case("c63-remap-failed", "gpu-a1", gpu(1, remap_failure=1), {"gpu.remapped_rows": "fail"}, "could not be remapped"),
+    Case("remap-pending", "gpu-a1", gpu(1, remap_pending=1)),
+    Case(
+        "remap-unread",
+        "gpu-a1",
+        gpu(1, remap_failure=None, remap_pending=None, errors={"remapped": 999}),
+        {"gpu.remapped_rows": "unknown"},
+        "unknown error",
+    ),
+    Case("remap-not-supported", "gpu-a1", gpu(1, remap_failure=None, remap_pending=None, errors={"remapped": 3})),
+    Case("power-brake", "gpu-a1", gpu(2, event_reasons=0x88), {"gpu.throttle": "fail"}, "power brake"),
+    Case("slowed-for-heat", "gpu-a1", gpu(2, event_reasons=0x48), {"gpu.throttle": "fail"}, "for heat"),
+    Case("at-its-cap", "gpu-a1", gpu(2, event_reasons=0x4)),
+    Case(
+        "throttle-unread",
+        "gpu-a1",
+        gpu(2, event_reasons=None, errors={"event_reasons": 17}),
+        {"gpu.throttle": "unknown"},
+        "operating system error",
+    ),
     # --- pcie.width ---
     Case(
         "narrow-link",
@@ -1108,6 +1170,8 @@ CASES = [
                 "gpu.persistence",
                 "gpu.allow_list",
                 "gpu.compute_mode",
+                "gpu.remapped_rows",
+                "gpu.throttle",
                 "pcie.width",
                 "agent.files",
                 "agent.units",

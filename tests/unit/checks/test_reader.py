@@ -210,6 +210,7 @@ def test_nvml_and_the_bus_name_the_same_gpus(gpu_node: Any) -> None:
     assert (first["uuid"], first["bus_id"].lower()) == (gpu_node.uuid(0), "00000000:31:00.0")
     assert (first["requested_mw"], first["enforced_mw"], first["default_mw"]) == (300000, 300000, 300000)
     assert (first["link_width"], first["errors"]) == (16, {})
+    assert (first["remap_pending"], first["remap_failure"], first["event_reasons"]) == (0, 0, 1)
     assert (first["compute_mode"], first["min_mw"]) == (0, 150000)
 
 
@@ -248,6 +249,17 @@ def test_an_environment_that_may_not_be_read_is_an_error(tmp_path: Path) -> None
     process(tmp_path, os.getpid(), 20, "python3")
     process(tmp_path, 20, 1, "sshd")
     assert "No such file" in reader.session(str(tmp_path), ["A"])["error"]
+
+
+def test_memory_and_clocks_are_read_as_they_are_and_by_their_older_name(gpu_node: Any) -> None:
+    gpu_node.set(
+        "gpu.1.remapped_failure=1", "gpu.2.clocks_event_reasons=136", "gpu.3.fault.nvmlDeviceGetRemappedRows=3"
+    )
+    gpu_node.set("fault.nvmlDeviceGetCurrentClocksEventReasons=13")
+    gpus = read(gpu_node)["nvml"]["gpus"]
+    assert [gpu["remap_failure"] for gpu in gpus] == [0, 1, 0, None]
+    assert [gpu["event_reasons"] for gpu in gpus] == [1, 1, 0x88, 1]
+    assert [gpu["errors"] for gpu in gpus] == [{}, {}, {}, {"remapped": 3}]
 
 
 def test_a_lost_gpu_keeps_its_code_and_the_others_are_read(gpu_node: Any) -> None:

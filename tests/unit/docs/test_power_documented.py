@@ -17,7 +17,7 @@ def rack(nodes: int, cap: int, active: int, **facts: Any) -> dict[str, dict[str,
     """Nodes of 600 W with four A100, power supplies of 94 %, a spare measured at 75 W."""
     gpus = [{"model": "NVIDIA A100 80GB PCIe", "count": 4, "power_max_w": 300, "power_min_w": 150, "power_cap_w": cap}]
     own = {"rack_name": "n1", "rack_site": "north", "rack_feed_limit_w": 4000, "rack_psu_efficiency": 0.94}
-    own.update(rack_gpus=gpus, rack_active_gpus=active, rack_spare_w=75, **facts)
+    own.update(rack_gpus=gpus, gpu_policy_spares=4 - active, rack_spare_w=75, **facts)
     return {f"gpu-n1{number}": own for number in range(1, nodes + 1)}
 
 
@@ -49,5 +49,5 @@ def test_the_example_is_what_plan_yml_shows() -> None:
 
 
 def test_every_fact_of_the_plan_is_explained() -> None:
-    for fact in (*DEFAULTS, "rack_feed_limit_w", "rack_active_gpus", "rack_gpus"):
+    for fact in (*DEFAULTS, "rack_feed_limit_w", "rack_gpus"):
         assert f"`{fact}`" in DOCUMENT, fact

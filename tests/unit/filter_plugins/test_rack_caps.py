@@ -134,11 +134,13 @@ def racks(draw: st.DrawFn) -> list[dict[str, Any]]:
     hosts = []
     for place in range(draw(st.integers(1, 3))):
         gpus = [
-            {**model, "count": draw(st.integers(1, 3)), "idle_w": 50, "power_cap_w": draw(cap)}
+            {**model, "count": draw(st.integers(1, 3)), "idle_w": idle_w, "power_cap_w": draw(cap)}
             for model in (A100, A30)
             for cap in [st.sampled_from(["auto", None, 150, 160])]
+            for idle_w in [draw(st.sampled_from([None, 50]))]
         ]
-        facts = {"rack_psu_efficiency": draw(st.floats(0.8, 1)), "rack_active_gpus": draw(st.integers(0, 2))}
+        total = sum(entry["count"] for entry in gpus)
+        facts = {"rack_psu_efficiency": draw(st.floats(0.8, 1)), "gpu_policy_spares": draw(st.integers(0, total - 1))}
         hosts.append(host(f"g{place}", *gpus, **feed, **facts, **draw(policies())))
     return hosts
 
@@ -146,22 +148,26 @@ def racks(draw: st.DrawFn) -> list[dict[str, Any]]:
 def declared_w(facts: dict[str, Any], plan: dict[str, Any], order: list[str], active: int) -> float:
     """What the node would set, by its own reading of the policy that the role writes: the sum over the host's cards.
 
-    The ``active`` cards are those that gain most; the others are spares at their idle draw.
+    The ``active`` cards are those that gain most; the others are spares at the cap of theirs, or their idle draw.
     """
     document = gpu_policy_document(
         facts["gpu_policy_overrides"], power_cap_w=facts["gpu_policy_power_cap_w"],
         plan_cap_w=plan["host_cap_w"][facts["host"]], link_width=16, persistence_mode=True, gpu_count=None,
+        spares=facts["gpu_policy_spares"],
     )  # fmt: skip
-    policy, uuids, caps, idle = node_side.parse(document), iter(order), [], 0.0
+    policy, uuids, gains, idle = node_side.parse(document), iter(order), [], 0.0
     for entry in facts["rack_gpus"]:
         power = {"min_w": entry["power_min_w"], "max_w": entry["power_max_w"], "default_w": entry["power_max_w"]}
         for _ in range(entry["count"]):
-            wish = node_side.resolve(policy, {"name": entry["model"], "uuid": next(uuids), "power": power})
-            assert wish.problem is None
+            card = {"name": entry["model"], "uuid": next(uuids), "power": power}
+            wish, spare = node_side.resolve(policy, card), node_side.resolve(policy, card, role="spare")
+            assert (wish.problem, spare.problem) == (None, None)
             assert wish.cap_mw is not None
-            caps.append(wish.cap_mw / 1000 - entry["idle_w"])
-            idle += entry["idle_w"]
-    return idle + sum(sorted(caps, reverse=True)[:active])
+            assert spare.cap_mw is not None
+            idles = entry["idle_w"] or spare.cap_mw / 1000
+            gains.append(wish.cap_mw / 1000 - idles)
+            idle += idles
+    return idle + sum(sorted(gains, reverse=True)[:active])
 
 
 @settings(max_examples=150, deadline=None)
@@ -177,7 +183,7 @@ def test_what_fits_is_what_the_nodes_will_set(hosts: list[dict[str, Any]], order
         drawn = float(hosts[0]["rack_other_w"])
         for facts in hosts:
             total = sum(entry["count"] for entry in facts["rack_gpus"])
-            active = total if facts is failing else facts["rack_active_gpus"]
+            active = total if facts is failing else total - facts["gpu_policy_spares"]
             drawn += (600 + declared_w(facts, rack, order, active)) / facts["rack_psu_efficiency"]
         assert drawn <= rack["usable_w"] + 0.02
 

@@ -33,7 +33,7 @@ def report(facts: dict[str, dict[str, Any]], *hosts: str, answers: Any = None) -
 
 
 def test_a_rack_as_a_table() -> None:
-    facts = facts_of("gpu-a1", "gpu-a2", rack_active_gpus=3, rack_other_w=60)
+    facts = facts_of("gpu-a1", "gpu-a2", gpu_policy_spares=1, rack_other_w=60)
     assert report(facts, "gpu-a2")["lines"] == [
         "rack a1 at north: feed 4000 W less 5 % margin = 3800 W usable",
         "HOST          ACTIVE x CAP                     SPARE x W                        W AT THE PLUG",
@@ -205,9 +205,9 @@ def test_a_spare_above_what_it_was_planned_at(gpu_node: GpuNode) -> None:
     """The plan rests on 40 W: here the spare idles at 45."""
     gpu_node.set("gpu.3.persistence_mode=1", "gpu.3.compute_mode=2")
     answer = read(gpu_node, draw_w=45.0)
-    found = measured({"gpu-a1": answer}, "gpu-a1", rack_active_gpus=3, rack_spare_w=40)
+    found = measured({"gpu-a1": answer}, "gpu-a1", gpu_policy_spares=1, rack_spare_w=40)
     assert found["bad"] == ["gpu-a1: 0000:ca:00.0: draws 45 W, above the spare's planned draw of 40 W"]
-    assert measured({"gpu-a1": answer}, "gpu-a1", rack_active_gpus=3)["bad"] == []
+    assert measured({"gpu-a1": answer}, "gpu-a1", gpu_policy_spares=1)["bad"] == []
 
 
 def test_a_model_that_is_not_in_rack_gpus(gpu_node: GpuNode) -> None:

@@ -79,7 +79,7 @@ def test_the_table_with_power_supplies_of_94_percent(row: tuple[int, ...]) -> No
     gpus = {**A100, "power_cap_w": cap}
 
     def rack(nodes: int, active: int) -> dict[str, Any]:
-        facts = {"rack_psu_efficiency": 0.94, "rack_active_gpus": active, "rack_spare_w": 75}
+        facts = {"rack_psu_efficiency": 0.94, "gpu_policy_spares": 4 - active, "rack_spare_w": 75}
         return only_rack(*(host(f"g{n}", gpus, **facts) for n in range(nodes)))
 
     assert (round(rack(1, 3)["sum_w"]), round(rack(1, 4)["sum_w"])) == (three, four)
@@ -94,7 +94,7 @@ def test_the_table_with_power_supplies_of_94_percent(row: tuple[int, ...]) -> No
 
 def threes(*, nodes: int = 2, cap: Any = 300, **facts: Any) -> dict[str, Any]:
     """A rack of nodes with three active GPUs and a spare, as in the table."""
-    shared = {"rack_psu_efficiency": 0.94, "rack_active_gpus": 3, "rack_spare_w": 75, **facts}
+    shared = {"rack_psu_efficiency": 0.94, "gpu_policy_spares": 1, "rack_spare_w": 75, **facts}
     return only_rack(*(host(f"g{n}", {**A100, "power_cap_w": cap}, **shared) for n in range(nodes)))
 
 
@@ -116,7 +116,7 @@ def test_a_rack_whose_fail_over_does_not_fit_is_refused_with_the_arithmetic() ->
     lower, fewer, spares = rack["next"]
     assert "294 W for NVIDIA A100 80GB PCIe would make 3312.8 W, 3545.7 W in a fail-over" in lower
     assert "1 of the 2 hosts (g0) would make 1675.5 W, 1914.9 W in a fail-over" in fewer
-    assert "(rack_active_gpus 2 on g0, g1) would make 2872.3 W, 3351.1 W in a fail-over" in spares
+    assert "(gpu_policy_spares 2 on g0, g1) would make 2872.3 W, 3351.1 W in a fail-over" in spares
 
 
 def test_all_hosts_may_fail_over_at_once() -> None:
@@ -166,44 +166,63 @@ def test_caps_left_to_the_plan_leave_room_for_the_fail_over() -> None:
         ({"rack_spare_w": 400}, None, 300),  # never above its cap
         ({"rack_spare_w": "cap"}, 60, 60),
         ({"rack_spare_w": 75}, 60, 60),  # what is said of the model wins
+        ({"gpu_policy_spare_power_cap_w": 180}, None, 180),
+        ({"gpu_policy_spare_power_cap_w": "180"}, None, 180),  # by -e
+        ({"gpu_policy_spare_power_cap_w": None}, None, 150),
+        ({"gpu_policy_spare_power_cap_w": 250, "gpu_policy_power_cap_w": 300}, None, 250),
+        ({"gpu_policy_spare_power_cap_w": 180, "rack_spare_w": "cap"}, None, 300),
+        ({"gpu_policy_spare_power_cap_w": 180, "rack_spare_w": 75}, None, 75),
+        ({"gpu_policy_spare_power_cap_w": 180}, 60, 60),
     ],
 )
 def test_what_an_idle_spare_counts_at(facts: dict[str, Any], idle_w: int | None, counted: int) -> None:
-    rack = only_rack(host("g1", {**A100, "idle_w": idle_w}, rack_active_gpus=3, **facts))
+    rack = only_rack(host("g1", {**A100, "idle_w": idle_w}, gpu_policy_spares=1, **facts))
     assert (rack["sum_w"], rack["failover_w"]) == (1500 + counted, 1800)
     assert f"+ 1 spare x {counted} (NVIDIA A100 80GB PCIe)" in rack["lines"][1]
 
 
+def test_a_spare_never_counts_above_the_cap_of_an_active_gpu() -> None:
+    rack = only_rack(host("g1", gpu_policy_power_cap_w=160, gpu_policy_spare_power_cap_w=250, gpu_policy_spares=1))
+    assert (rack["sum_w"], rack["failover_w"]) == (600 + 4 * 160, 600 + 4 * 160)
+
+
+@pytest.mark.parametrize(("given", "active"), [(0, 4), ("0", 4), (1, 3), ("2", 2), (3, 1)])
+def test_the_role_says_how_many_stand_by(given: Any, active: int) -> None:
+    """As text it comes from -e."""
+    (row,) = only_rack(host("g1", gpu_policy_spares=given))["rows"]
+    assert sum(card["number"] for card in row["gpus"] if card["state"] == "active") == active
+
+
 def test_of_mixed_models_the_thriftiest_is_the_idle_one_until_the_fail_over() -> None:
-    rack = only_rack(host("g1", A100, A30, rack_active_gpus=5))
+    rack = only_rack(host("g1", A100, A30, gpu_policy_spares=1))
     assert rack["sum_w"] == 600 + 4 * 300 + 165 + 100
     assert rack["failover_w"] == 600 + 4 * 300 + 2 * 165
 
 
 def test_every_spare_of_a_host_may_be_taken() -> None:
     """A card that was lost before still draws when the next one goes."""
-    rack = only_rack(host("g1", rack_active_gpus=2))
+    rack = only_rack(host("g1", gpu_policy_spares=2))
     assert (rack["sum_w"], rack["failover_w"]) == (600 + 2 * 300 + 2 * 150, 1800)
 
 
 def test_the_host_that_would_add_most_is_the_one_that_fails_over() -> None:
-    hosts = [host("g1", rack_active_gpus=3), host("g2", rack_active_gpus=2), host("g3")]
+    hosts = [host("g1", gpu_policy_spares=1), host("g2", gpu_policy_spares=2), host("g3")]
     rack = only_rack(*({**facts, "rack_feed_limit_w": 6000} for facts in hosts))
     assert rack["failing"] == ["g2"]
     assert "fail-over on g2, what was lost still draws: 1650 + 1800 + 1800 = 5250 W of 5700 W" in rack["lines"][-1]
 
 
 def test_another_spare_is_proposed_where_a_gpu_stays_active() -> None:
-    """Two spares for g1 would leave it none; with three active on g2 the worst moment is g1's: 1800 + 1650 W."""
+    """Four spares would leave g1 none at work; with three active on g2 the worst moment is g1's: 1800 + 1650 W."""
 
     def proposed(feed_w: int) -> list[dict[str, int]]:
-        pair = (host("g1", rack_active_gpus=1), host("g2", rack_active_gpus=4))
+        pair = (host("g1", gpu_policy_spares=3), host("g2"))
         rack = only_rack(*({**facts, "rack_feed_limit_w": feed_w, "rack_feed_margin_percent": 0} for facts in pair))
         assert not rack["fits"]
-        return [one["active_gpus"] for one in rack["proposals"] if one["kind"] == "spares"]
+        return [one["spares"] for one in rack["proposals"] if one["kind"] == "spares"]
 
     assert proposed(3449) == []
-    assert proposed(3450) == [{"g1": 1, "g2": 3}]
+    assert proposed(3450) == [{"g1": 3, "g2": 1}]
 
 
 def test_redundant_feeds_hold_the_rack_alone_and_others_add_up() -> None:
@@ -304,8 +323,18 @@ def test_one_rack_name_at_two_sites_is_two_racks() -> None:
         ({"rack_gpus": [{**A100, "power_cap_w": 301}]}, "power_cap_w"),
         ({"rack_gpus": [{**A100, "power_min_w": 301}]}, "power_min_w"),
         ({"rack_gpus": [{**A100, "idle_w": -1}]}, "idle_w"),
-        ({"rack_active_gpus": 5}, "rack_active_gpus"),
-        ({"rack_active_gpus": 2.5}, "rack_active_gpus"),
+        ({"gpu_policy_spares": 4}, "gpu_policy_spares is 4; it must lie between 0 and 3"),
+        ({"gpu_policy_spares": -1}, "gpu_policy_spares"),
+        ({"gpu_policy_spares": 1.5}, "gpu_policy_spares is 1.5; it needs a whole number"),
+        ({"gpu_policy_spares": True}, "gpu_policy_spares"),
+        ({"gpu_policy_spares": None}, "gpu_policy_spares"),
+        ({"gpu_policy_spares": "one"}, "gpu_policy_spares"),
+        ({"gpu_policy_spares": "1.0"}, "gpu_policy_spares"),
+        ({"gpu_policy_spares": "²"}, "gpu_policy_spares"),
+        ({"gpu_policy_spares": 1, "rack_gpus": []}, "gpu_policy_spares"),
+        ({"gpu_policy_spare_power_cap_w": 149}, "gpu_policy_spare_power_cap_w is 149; it must lie between 150 and 300"),
+        ({"gpu_policy_spare_power_cap_w": "low"}, "gpu_policy_spare_power_cap_w"),
+        ({"gpu_policy_spare_power_cap_w": True}, "gpu_policy_spare_power_cap_w"),
         ({"rack_spare_w": "idle"}, "min_cap, cap or watts"),
         ({"rack_spare_w": "75"}, "rack_spare_w"),
         ({"rack_spare_w": -1}, "rack_spare_w"),
@@ -368,7 +397,7 @@ def racks(draw: st.DrawFn, cap: Any = "auto") -> list[dict[str, Any]]:
     for number in range(draw(st.integers(1, 5))):
         own = {"rack_host_base_w": draw(st.integers(0, 2000)), "rack_psu_efficiency": draw(st.floats(0.5, 1))}
         own["rack_spare_w"] = draw(st.sampled_from(["cap", "min_cap"]) | st.integers(0, 150))
-        hosts.append(host(f"g{number}", *models, **feed, **own, rack_active_gpus=draw(st.integers(0, total))))
+        hosts.append(host(f"g{number}", *models, **feed, **own, gpu_policy_spares=draw(st.integers(0, total - 1))))
     return hosts
 
 
@@ -404,7 +433,7 @@ def at_most(facts: dict[str, Any], caps: dict[str, float], lost: int) -> float:
             grown[busy + 1] = max(grown.get(busy + 1, 0), drawn + cap)
             grown[busy] = max(grown.get(busy, 0), drawn + idle_w(facts, card, cap))
         sums = grown
-    return sums[facts["rack_active_gpus"] + lost] / facts["rack_psu_efficiency"]
+    return sums[len(cards) - facts["gpu_policy_spares"] + lost] / facts["rack_psu_efficiency"]
 
 
 @settings(max_examples=80, deadline=None)
@@ -418,8 +447,7 @@ def test_no_state_of_a_fail_over_passes_what_a_rack_that_fits_may_draw(hosts: li
     everywhere = 0.0
     for facts in hosts:
         name = facts["host"]
-        spares = sum(entry["count"] for entry in facts["rack_gpus"]) - facts["rack_active_gpus"]
-        moments = [at_most(facts, caps[name], lost) for lost in range(spares + 1)]
+        moments = [at_most(facts, caps[name], lost) for lost in range(facts["gpu_policy_spares"] + 1)]
         assert sum(still.values()) - still[name] + max(moments) <= rack["moment_w"] + 0.02
         everywhere += max(moments)
     if hosts[0]["rack_failover_hosts"] == "all":
@@ -431,7 +459,7 @@ def accepted(hosts: list[dict[str, Any]], proposal: dict[str, Any]) -> list[dict
     if proposal["kind"] == "hosts":
         return [facts for facts in hosts if facts["host"] in proposal["hosts"]]
     if proposal["kind"] == "spares":
-        return [{**facts, "rack_active_gpus": proposal["active_gpus"][facts["host"]]} for facts in hosts]
+        return [{**facts, "gpu_policy_spares": proposal["spares"][facts["host"]]} for facts in hosts]
     capped = []
     for facts in hosts:
         caps = proposal["host_cap_w"][facts["host"]]
@@ -529,8 +557,9 @@ ODD = st.recursive(
     max_leaves=5,
 )
 KEYS = [
-    "rack_name", "rack_site", "rack_feed_limit_w", "rack_feed_margin_percent", "rack_gpus", "rack_active_gpus",
+    "rack_name", "rack_site", "rack_feed_limit_w", "rack_feed_margin_percent", "rack_gpus", "gpu_policy_spares",
     "rack_feeds", "rack_feeds_redundant", "rack_failover_hosts", "rack_failover_may_exceed", "rack_spare_w",
+    "gpu_policy_spare_power_cap_w",
 ]  # fmt: skip
 
 

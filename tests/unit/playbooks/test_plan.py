@@ -58,10 +58,26 @@ def test_the_inventories_that_are_shipped_fit(name: str, racks: int) -> None:
     assert shown.count("verdict: fits") == racks
 
 
+def test_the_demos_other_site_has_a_spare() -> None:
+    status, shown = plan("inventory/demo", "--limit", "gpu-b1")
+    assert status == 0, shown
+    assert "3 x 300 (NVIDIA A100 80GB PCIe)  1 x 150 (NVIDIA A100 80GB PCIe)  1650" in shown
+
+
+def test_spares_on_the_command_line_are_text_and_count(tmp_path: Path) -> None:
+    spare = ("gpu_policy_spares=2", "gpu_policy_spare_power_cap_w=180")
+    status, shown = run(tmp_path, inventory(), *(word for text in spare for word in ("-e", text)))
+    assert status == 0, shown
+    assert "2 x 300 (NVIDIA A100 80GB PCIe)  2 x 180 (NVIDIA A100 80GB PCIe)  1560" in shown
+    status, shown = run(tmp_path, inventory(), "-e", "gpu_policy_spares=4")
+    assert status != 0
+    assert "gpu-a1: gpu_policy_spares: 4 of 4 GPUs; wanted at most 3, so that one works" in shown
+
+
 @pytest.mark.parametrize("words", [[], ["--check"]], ids=["run", "check"])
 def test_a_limit_shows_the_whole_rack_and_the_fail_over_decides(tmp_path: Path, words: list[str]) -> None:
     """3300 W fit 3325 W; 3450 W, with one host at four loads, do not."""
-    hosts = inventory(rack_active_gpus=3, rack_feed_limit_w=3500)
+    hosts = inventory(gpu_policy_spares=1, rack_feed_limit_w=3500)
     status, shown = run(tmp_path, hosts, "--limit", "relay-a1", *words)
     assert status != 0
     assert "rack 机架 1 at Süd" in shown

@@ -135,7 +135,7 @@ def test_gpu_alone_refuses_a_rack_over_its_budget_and_goes_on_with_the_other(tmp
 
 def test_a_rack_is_refused_for_its_fail_over_by_preflight_and_by_gpu_alone(tmp_path: Path, mode: list[str]) -> None:
     """3300 W with the spares idle fit 3325 W; 3450 W, when one host has lost a card that still draws, do not."""
-    facts = {"rack_active_gpus": 3, "rack_feed_limit_w": 3500}
+    facts = {"gpu_policy_spares": 1, "rack_feed_limit_w": 3500}
     hosts = inventory(gpu_b1={"ansible_host": "127.0.0.1", "ansible_port": 1})
     hosts["all"]["vars"].update(facts)
     said = "fail-over on gpu-a1, what was lost still draws: 1800 + 1650 = 3450 W of 3325 W: over by 125 W"
@@ -159,6 +159,9 @@ def test_a_rack_is_refused_for_its_fail_over_by_preflight_and_by_gpu_alone(tmp_p
         ("rack_feeds", 0, "wanted a whole number from 1 to 8"),
         ("rack_feeds_redundant", "n+1", "wanted true or false"),
         ("rack_feed", 2, "did you mean rack_feeds?"),
+        ("rack_active_gpus", 3, "is gone; wanted gpu_policy_spares, the number of GPUs that stand by"),
+        ("gpu_policy_spares", 4, "4 of 4 GPUs; wanted at most 3, so that one works"),
+        ("gpu_policy_spares", "one", "wanted a whole number from 0"),
     ],
 )
 def test_a_fact_of_the_plan_that_is_wrong_is_told_once(tmp_path: Path, fact: str, value: Any, said: str) -> None:
