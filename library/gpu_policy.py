@@ -89,7 +89,7 @@ import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.steadyrack import files, gpu_apply, gpu_policy
+from ansible.module_utils.steadyrack import files, gpu_apply, gpu_policy, gpu_tell
 from ansible.module_utils.steadyrack.errors import SteadyrackError, ToolError
 
 # Where the file systems of the host begin; tests put a tree of their own here.
@@ -129,12 +129,17 @@ def result(outcome, policy, check_mode, path, contents):
             changed=found["changed"] or outcome.changed, state=outcome.before["state"], gpus=entries,
             changes=outcome.changes, checks=outcome.rows, events=outcome.events, files=sorted(outcome.files),
         )  # fmt: skip
-        diff.extend({"before_header": name, "after_header": name, "before": there, "after": wanted}
+        diff.extend({"before_header": name, "after_header": name, "before": shown(there), "after": shown(wanted)}
                     for name, (there, wanted) in outcome.files.items())  # fmt: skip
         diff.append({"before_header": "GPU settings", "after_header": "GPU settings",
                      "before": gpu_apply.as_lines(entries, "before"),
                      "after": gpu_apply.as_lines(entries, "after")})  # fmt: skip
     return found
+
+
+def shown(text):
+    """A file's text for a diff; bytes that are no UTF-8 travel as surrogates, which Ansible cannot print."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def main():
@@ -158,6 +163,8 @@ def main():
     if outcome is not None:
         for line in gpu_apply.warnings(outcome):
             module.warn(line)
+        if outcome.events and not module.check_mode:
+            gpu_tell.deliver(ROOT, lambda level, text: module.warn(text) if level != "notice" else None, os.geteuid())
         broken = [] if module.check_mode else outcome.broken()
         if broken:
             said = "; ".join(f"{row['id']} {row['subject']}: {row['state']} ({row['reason']})" for row in broken)

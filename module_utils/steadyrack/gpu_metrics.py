@@ -35,7 +35,7 @@ def render(outcome: gpu_apply.Outcome, now: float) -> str:
         lines.add(f"steadyrack_gpu_power_limit_{key}_watts", f"The power limit that is {key}.",
                   [(name, gpu["power"][f"{key}_w"]) for name, gpu in cards])  # fmt: skip
     failed = [row for row in outcome.rows if row["verdict"] == "fail"]
-    counts: Dict[str, int] = {}
+    counts: dict[str, int] = {}
     for row in failed:
         counts[row["id"]] = counts.get(row["id"], 0) + 1
     lines.add("steadyrack_gpu_failed_checks", "Rows of a check that fail.",

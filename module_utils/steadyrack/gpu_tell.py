@@ -7,30 +7,48 @@ again at the next pass. So each is told at least once, also when the pass that m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Sequence
 
 from . import alarm_hooks, files, gpu_apply, gpu_spare, verdict
+from .errors import BusyError
 
 # How long a pass stays for its hooks, seconds; one of them has 15.
 STAY_S = 20.0
 CHECK = "gpu.spare"
+TELL_LOCK_PATH = "/run/steadyrack/gpu_tell.lock"
 _CRITICAL = ("failed", "takeover", "no_spare")
 
 Event = Dict[str, Any]
 
 
 def deliver(root: str, say: Callable[[str, str], None], owner: int = 0) -> int:
-    """Tell the hooks what they have not been told; how many deliveries are left comes back."""
-    state, _trouble = gpu_spare.load(_below(root, gpu_spare.STATE_PATH))
-    if state is None or not (state["untold"] or state["waiting"]):
+    """Tell the hooks what they have not been told; how many deliveries are left comes back.
+
+    One at a time: what another pass writes down meanwhile is told by the one that is telling already.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(files.locked(_below(root, TELL_LOCK_PATH), wait_s=0.0))
+        except BusyError:
+            return len(_undelivered(root))
+        left = _tell(root, say, owner)
+        while _load(root)["untold"]:
+            left = _tell(root, say, owner)
+    return left
+
+
+def _tell(root: str, say: Callable[[str, str], None], owner: int) -> int:
+    state = _load(root)
+    if not (state["untold"] or state["waiting"]):
         return 0
     hooks = alarm_hooks.Hooks(root, say, owner, state["waiting"])
     for entry in state["untold"]:
         hooks.put(event_of(entry))
-    _keep(root, hooks.undelivered(), len(state["untold"]))
+    _keep(root, hooks.undelivered(), state["untold"])
     give_up = time.monotonic() + STAY_S
     # What waits for another try is left to the next pass: this one must not keep a take-over waiting.
     while (wait_s := hooks.wait_s(time.monotonic())) is not None and wait_s <= alarm_hooks.LOOK_S:
@@ -40,17 +58,27 @@ def deliver(root: str, say: Callable[[str, str], None], owner: int = 0) -> int:
         hooks.tick(time.monotonic())
     hooks.stop()
     left = hooks.undelivered()
-    _keep(root, left, 0)
+    _keep(root, left, [])
     return len(left)
 
 
-def _keep(root: str, waiting: list[Event], told: int) -> None:
+def _load(root: str) -> gpu_spare.State:
+    state, _trouble = gpu_spare.load(_below(root, gpu_spare.STATE_PATH))
+    return gpu_spare.empty() if state is None else state
+
+
+def _undelivered(root: str) -> list[Event]:
+    state = _load(root)
+    return [*state["untold"], *state["waiting"]]
+
+
+def _keep(root: str, waiting: list[Event], told: Sequence[Event]) -> None:
     """Write down what is still to be delivered, and that ``told`` events are with the hooks now."""
     with files.locked(_below(root, gpu_apply.LOCK_PATH)):
         path = _below(root, gpu_spare.STATE_PATH)
         state, _trouble = gpu_spare.load(path)
         if state is not None:
-            state.update(waiting=waiting, untold=state["untold"][told:])
+            state.update(waiting=waiting, untold=[entry for entry in state["untold"] if entry not in told])
             files.atomic_write(path, files.dump_json(state), 0o644)
 
 

@@ -282,12 +282,19 @@ def do_gpu_apply(options: argparse.Namespace) -> int:
     for row in [] if options.check else outcome.broken():
         say("error", attention(row))
     if not options.check:
-        gpu_tell.deliver(options.root, say, owner=os.geteuid())
         try:
             gpu_metrics.write(options.root, outcome, options.textfile)
         except OSError as error:
             say("warning", f"the metrics were not written: {error.strerror}")
+    if not options.check and options.tell:
+        gpu_tell.deliver(options.root, say, owner=os.geteuid())
     return apply_status(outcome, options.check)
+
+
+def do_gpu_tell(options: argparse.Namespace) -> int:
+    """`steadyrack gpu tell`."""
+    gpu_tell.deliver(options.root, say, owner=os.geteuid())
+    return 0
 
 
 def apply_status(outcome: gpu_apply.Outcome, check: bool) -> int:
@@ -365,7 +372,7 @@ def do_spare_return(options: argparse.Namespace) -> int:
 
 def _pass(options: argparse.Namespace) -> int:
     """Bring the cards to the roles a person has just changed."""
-    options.check, options.wait, options.textfile = False, 0.0, None
+    options.check, options.wait, options.textfile, options.tell = False, 0.0, None, True
     return do_gpu_apply(options)
 
 
@@ -390,13 +397,17 @@ def do_gpu_env(options: argparse.Namespace) -> int:
 
 def do_gpu_watch(options: argparse.Namespace) -> int:
     """`steadyrack gpu watch`."""
-    command = [sys.executable, "-I", os.path.realpath(__file__), "--root", options.root, "gpu", "apply"]
+    command = [sys.executable, "-I", os.path.realpath(__file__), "--root", options.root, "gpu"]
+    tellers: list[subprocess.Popen[bytes]] = []
 
     def look() -> None:
         # A process of its own: this one keeps what it needs to wait, and nothing of the driver's.
-        status = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+        status = subprocess.run([*command, "apply", "--no-tell"], stdin=subprocess.DEVNULL, check=False).returncode
         if status == EXIT_CANNOT:
             say("error", "the pass could not be carried out; the timer tries again")
+        # Hooks may take long, and the next card does not wait for them.
+        tellers[:] = [teller for teller in tellers if teller.poll() is None]
+        tellers.append(subprocess.Popen([*command, "tell"], stdin=subprocess.DEVNULL))
 
     gpu_watch.follow(look, say)
     return 0
@@ -528,14 +539,15 @@ def parser() -> Parser:
     apply_.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS",
                         help="wait this long for the driver to show all GPUs (default 0)")  # fmt: skip
     apply_.add_argument("--check", action="store_true", help="only say what would be set; exit status 1 if anything")
+    apply_.add_argument("--no-tell", dest="tell", action="store_false", help="leave the hooks to `gpu tell`")
     apply_.add_argument("--textfile", metavar="DIRECTORY",
                         help="of node_exporter's textfile collector (default: Debian's, else our own)")  # fmt: skip
     apply_.set_defaults(do=do_gpu_apply)
-    base = gpu.add_parser(
-        "accept-baseline", help="take the error counts of now as the base that rises are held against"
-    )
+    base = gpu.add_parser("accept-baseline", help="take the error counts of now as the base for rises")
     base.add_argument("uuid", nargs="?", help="of one GPU; left out: of all")
     base.set_defaults(do=do_gpu_accept)
+    tell = gpu.add_parser("tell", help="tell the hooks of alarm.d what happened to GPUs and they do not know yet")
+    tell.set_defaults(do=do_gpu_tell)
     env = gpu.add_parser("env", help='the GPUs that jobs may use, as lines for a shell: eval "$(steadyrack gpu env)"')
     env.set_defaults(do=do_gpu_env)
     follow = gpu.add_parser("watch", help="follow the kernel log until ended; apply at each Xid")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,29 @@ def test_events_of_a_pass_that_was_killed_before_its_hooks_are_told_by_the_next(
     place.hook("10-a", writes(place))
     place.deliver()
     assert [event["event"] for event in place.told()] == ["failed", "takeover"]
+
+
+def test_what_happens_while_a_hook_is_slow_is_told_by_who_tells_already(place: Place) -> None:
+    place.hook(
+        "10-slow", f"touch {place.root}/began; while [ ! -e {place.root}/go ]; do sleep 0.05; done; {writes(place)}"
+    )
+    place.happens("failed", A)
+    left: list[int] = []
+    teller = threading.Thread(target=lambda: left.append(place.deliver()))
+    teller.start()
+    give_up = time.monotonic() + 10
+    while not (place.root / "began").exists():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    place.happens("takeover", D, instead_of=A)
+    began = time.monotonic()
+    assert place.deliver() == 2, "one that a hook has, and one that waits for it"
+    assert time.monotonic() - began < 2, "the other pass does not wait for the hook"
+    (place.root / "go").touch()
+    teller.join(20)
+    assert left == [0]
+    assert [event["event"] for event in place.told()] == ["failed", "takeover"]
+    assert place.kept("untold") == place.kept("waiting") == []
 
 
 def test_without_a_directory_of_hooks_nothing_is_kept(place: Place) -> None:
