@@ -8,7 +8,7 @@ import pytest
 
 from lab import hosts
 
-NODE, UNITS = "gpu-a1", ["steadyrack-gpu.service", "steadyrack-gpu.timer"]
+NODE, UNITS = "gpu-a1", ["steadyrack-gpu.service", "steadyrack-gpu.timer", "steadyrack-gpu-watch.service"]
 PROBE = (
     "import sys; sys.path.insert(0, '/usr/lib/steadyrack'); import pynvml as n; n.nvmlInit();"
     "h = n.nvmlDeviceGetHandleByIndex(0);"
