@@ -5,12 +5,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu_policy
-short_description: Keep power cap and persistence of a host's GPUs as declared
+short_description: Keep power cap, persistence and MIG layout of a host's GPUs as declared
 description:
   - Writes the policy file that the steadyrack agent keeps true between runs, and brings the GPUs to it.
   - Every GPU is checked against its own limits before one of them, or the file, is changed. When a cap does
     not fit, the module fails with one message that lists every such GPU.
-  - Persistence is set before caps. After a change everything is read back by a new NVML client, and the
+  - Persistence is set before caps, and MIG after both. An instance with a process on it is never taken away, and
+    no GPU is reset on purpose: what waits for jobs or for a reset is a warning and a row that fails, not an error. NVML
+    itself resets an idle Ampere GPU when it can change the MIG mode at once; caps are then set again.
+  - After a change everything is read back by a new NVML client, and the
     module fails when a GPU does not stand as asked for. Rows are in C(checks) in both cases.
   - A GPU that is lost, hangs or is missing is reported, with a warning, and the others are set.
   - In check mode nothing is written. Where the agent's NVML binding or the driver is not there yet, the
@@ -25,6 +28,9 @@ options:
     description:
       - The policy, version 1. C(power_cap) and C(link_width) are lists of rules; of the rules that match a GPU
         the most specific wins, in the order C(uuid), C(serial), C(bus_id), C(model), C(all).
+      - C(mig) is such a list as well, with C(devices), a mapping of MIG profile to number of instances; an empty one
+        is MIG off, and C(mig=false) is MIG off everywhere. GPUs without a rule are left as they are; MIG on there
+        is reported.
       - GPUs have no index here, because it changes when one is lost, drained or added.
     type: dict
     required: true
@@ -50,6 +56,8 @@ EXAMPLES = r"""
         - {match: {uuid: GPU-11111111-2222-3333-4444-555555555555}, power_cap_percent: 83}
       link_width:
         - {match: {all: true}, link_width: 16}
+      mig:
+        - {match: {bus_id: "0000:ca:00.0"}, devices: {3g.40gb: 1, 1g.10gb: 3}}
   register: gpu_policy_result
 """
 
@@ -66,8 +74,8 @@ gpus:
     bus_id: {description: Its slot., type: str}
     state: {description: "ok, lost, reset_required, timeout or unreachable.", type: str}
     wanted_power_cap_w: {description: The cap wanted of it in W., type: float}
-    before: {description: power_cap_w and persistence., type: dict}
-    after: {description: power_cap_w and persistence., type: dict}
+    before: {description: "power_cap_w, persistence, and mig where a layout is declared.", type: dict}
+    after: {description: The same afterwards., type: dict}
     note: {description: How the wish was fitted to the card., type: str}
     failure: {description: What a setter answered., type: str}
 changes: {description: "Settings made or intended, with their cause.", type: list, elements: dict, returned: always}

@@ -2,9 +2,9 @@
 """Bring the GPUs to their policy: read, check all, set what differs, let go, read back.
 
 Order: persistence before caps, because a cap is lost when the last user of a GPU ends with
-persistence off. The reading after a change is done by a new child, so that a cap which only held as
-long as we did is seen. A GPU that is lost or hangs is reported and the others are done. One lock for
-the agent and for Ansible.
+persistence off; then MIG, and the caps again where the change of its mode reset the GPU. The reading
+after a change is done by a new child, so that a cap which only held as long as we did is seen. A GPU
+that is lost or hangs is reported and the others are done. One lock for the agent and for Ansible.
 
 Who owns persistence: the nvidia-persistenced daemon where its unit is installed; it is started if
 need be and then only looked at. NVML's own setter is for nodes without that unit: used beside the
@@ -18,7 +18,7 @@ import os
 import time
 from typing import Any, Callable, Dict, Sequence, Tuple
 
-from . import files, gpu_checks, gpu_policy, nvml, pcie, verdict
+from . import files, gpu_checks, gpu_mig, gpu_policy, nvml, pcie, verdict
 from .errors import SteadyrackError
 from .gpu_policy import Policy, Wish
 from .run import Completed, run
@@ -46,6 +46,8 @@ class Outcome:
         self.changes: list[Record] = []
         # What a setter answered, by UUID.
         self.failures: dict[str, str] = {}
+        # What a step towards the MIG layout answered, by UUID.
+        self.mig_failures: dict[str, str] = {}
         self.notes: list[str] = []
         self.rows: list[Record] = []
 
@@ -57,7 +59,11 @@ class Outcome:
     def broken(self) -> list[Record]:
         """The rows that say a setting is not as asked for, on a GPU that is there to be set."""
         ours = ("gpu.power_cap", "gpu.persistence")
-        return [row for row in verdict.failed(self.rows) if row["id"] in ours and row["state"] != "missing"]
+        return [
+            row
+            for row in verdict.failed(self.rows)
+            if (row["id"] in ours and row["state"] != "missing") or gpu_mig.is_broken(row)
+        ]
 
 
 def apply(
@@ -89,18 +95,23 @@ def apply(
             stack.enter_context(files.locked(_below(root, LOCK_PATH)))
         session = stack.enter_context(nvml.Session(root, **deadlines))
         outcome = Outcome(session.read(addresses), pci)
+        gpu_mig.look(session, outcome.before["gpus"], policy)
         pairs = [(gpu, gpu_policy.resolve(policy, gpu)) for gpu in outcome.before["gpus"]]
         if strict:
             gpu_policy.refuse(pairs)
+            gpu_mig.refuse(pairs)
         outcome.notes = [f"{gpu_policy.label(gpu)}: {wish.note}" for gpu, wish in pairs if wish.note]
-        outcome.changes = wanted_changes(pairs)
+        outcome.changes = wanted_changes(pairs) + gpu_mig.wanted_changes(pairs)
         if ready is not None:
             ready(outcome)
         if outcome.changes and not check:
             remember(_below(root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
             _set_all(session, outcome, policy, runner)
+            _apply_mig(session, outcome, policy, runner)
             session.drop()
             outcome.after = session.read(addresses)
+            gpu_mig.look(session, outcome.after["gpus"], policy)
+            gpu_mig.note_failures(outcome.after["gpus"], outcome.mig_failures)
     outcome.rows = gpu_checks.rows(policy, outcome.after, pci, host, outcome.failures)
     return outcome
 
@@ -133,9 +144,24 @@ def _change(gpu: Record, setting: str, before: Any, after: Any, cause: str) -> R
     }  # fmt: skip
 
 
+def _apply_mig(session: nvml.Session, outcome: Outcome, policy: Policy, runner: Callable[..., Completed]) -> None:
+    """Bring each GPU to its MIG layout. A change of mode may have reset a GPU: what it was told is then set again."""
+    reset = False
+    for gpu in outcome.before["gpus"]:
+        try:
+            reset = gpu_mig.bring(session, gpu, gpu_policy.resolve(policy, gpu)) or reset
+        except SteadyrackError as error:
+            outcome.mig_failures[str(gpu["uuid"])] = error.sentence()
+    if reset:
+        again = Outcome(session.read([device["bus_id"] for device in outcome.pci]), outcome.pci)
+        again.changes = wanted_changes([(gpu, gpu_policy.resolve(policy, gpu)) for gpu in again.before["gpus"]])
+        _set_all(session, again, policy, runner)
+        outcome.failures.update(again.failures)
+
+
 def _set_all(session: nvml.Session, outcome: Outcome, policy: Policy, runner: Callable[..., Completed]) -> None:
-    """Make the changes; what one GPU answers does not stop the others."""
-    ours = outcome.changes
+    """Make the changes but those of MIG; what one GPU answers does not stop the others."""
+    ours = [change for change in outcome.changes if change["setting"] != "mig"]
     if any(change["setting"] == "persistence" for change in ours):
         owner = persistence_owner(runner, start=policy.persistence_mode is True)
         if owner == "daemon":
@@ -215,6 +241,7 @@ def remember(path: str, gpus: Sequence[Record], changes: Sequence[Record]) -> No
             value = {
                 "at": verdict.utc_now(), "bus_id": gpu["bus_id"], "persistence_mode": gpu["persistence"],
                 "power_cap_w": gpu["power"]["requested_w"], "power_default_w": gpu["power"]["default_w"],
+                "mig": gpu_mig.text(gpu),
             }  # fmt: skip
             entry = kept.setdefault(str(gpu["uuid"]), {"first": value})
             entry["last"] = value
@@ -248,27 +275,28 @@ def report(outcome: Outcome, policy: Policy, check: bool) -> list[Record]:
     entries = []
     for gpu in outcome.before["gpus"]:
         wish = gpu_policy.resolve(policy, gpu)
-        before = settings(gpu)
+        before = settings(gpu, wish)
         if check:
             after = dict(
                 before, **{one["setting"]: one["after"] for one in outcome.changes if one["uuid"] == gpu["uuid"]}
             )
         else:
-            after = settings(now.get(gpu["bus_id"], gpu))
+            after = settings(now.get(gpu["bus_id"], gpu), wish)
         entries.append(
             {
                 "uuid": gpu["uuid"], "bus_id": gpu["bus_id"], "name": gpu["name"], "state": gpu["state"],
                 "wanted_power_cap_w": None if wish.cap_mw is None else wish.cap_mw / 1000,
                 "before": before, "after": after, "note": wish.note,
-                "failure": outcome.failures.get(gpu["uuid"] or ""),
+                "failure": outcome.failures.get(gpu["uuid"] or "", outcome.mig_failures.get(gpu["uuid"] or "")),
             }
         )  # fmt: skip
     return entries
 
 
-def settings(gpu: Record) -> Record:
-    """What the policy can set of a GPU, as it is now."""
-    return {"power_cap_w": gpu["power"]["requested_w"], "persistence": gpu["persistence"]}
+def settings(gpu: Record, wish: Wish) -> Record:
+    """What the policy can set of a GPU, as it is now; ``mig`` where a layout is declared."""
+    found = {"power_cap_w": gpu["power"]["requested_w"], "persistence": gpu["persistence"]}
+    return found if wish.mig is None else dict(found, mig=gpu_mig.text(gpu))
 
 
 def as_lines(entries: Sequence[Record], which: str) -> str:
@@ -278,7 +306,8 @@ def as_lines(entries: Sequence[Record], which: str) -> str:
         values = entry[which]
         cap = "unknown" if values["power_cap_w"] is None else "{:g} W".format(values["power_cap_w"])
         on = {True: "on", False: "off", None: "unknown"}[values["persistence"]]
-        lines.append(f"{gpu_policy.label(entry)}: power cap {cap}, persistence {on}\n")
+        mig = ", MIG {}".format(values["mig"] or "unknown") if "mig" in values else ""
+        lines.append(f"{gpu_policy.label(entry)}: power cap {cap}, persistence {on}{mig}\n")
     return "".join(lines)
 
 
@@ -289,7 +318,8 @@ def warnings(outcome: Outcome) -> list[str]:
         return [
             "NVML is {}: {}; the GPUs' state is unknown. {}".format(node["state"], node["reason"], node["next_step"])
         ]
-    odd = [row for row in outcome.rows if row["id"] in ("gpu.count", "gpu.power_cap") and _worth_a_line(row)]
+    ids = ("gpu.count", "gpu.power_cap")
+    odd = [row for row in outcome.rows if gpu_mig.is_worth_a_line(row) or (row["id"] in ids and _worth_a_line(row))]
     lines = ["{} {}: {} ({})".format(row["id"], row["subject"], row["state"], row["reason"]) for row in odd]
     return lines + [f"process {pid} hangs in the driver and cannot be ended" for pid in node["abandoned"]]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The GPUs' part of the node's checks: count, power cap, persistence and link width as rows.
+"""The GPUs' part of the node's checks: count, power cap, persistence, MIG layout and link width as rows.
 
 Three witnesses for the count: the policy, the PCI bus and NVML. What one of them cannot tell is
 unknown; where they disagree the row says so.
@@ -11,7 +11,7 @@ import os
 import socket
 from typing import Any, Dict, Mapping, Sequence
 
-from . import gpu_policy, nvml, pcie, verdict
+from . import gpu_mig, gpu_policy, nvml, pcie, verdict
 from .errors import StateFileError
 from .gpu_policy import Policy, Wish
 
@@ -67,6 +67,7 @@ def rows(
         wish = gpu_policy.resolve(wanted, gpu)
         found.append(cap_row(gpu, wish, (failures or {}).get(gpu["uuid"] or "")))
         found.append(persistence_row(gpu, wish))
+        found.append(gpu_mig.row(gpu, wish))
     if node["state"] == "ok":
         found.extend(_missing_row(rule) for rule in gpu_policy.unmatched(wanted, node["gpus"]))
     else:

@@ -27,7 +27,11 @@ GRAIN_MW = 1000
 TOLERANCE_MW = GRAIN_MW // 2
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_KEYS = ("version", "persistence_mode", "gpu_count", "power_cap", "link_width")
+# A MIG profile as NVIDIA names it, such as 3g.40gb or 1g.10gb+me; a part of one (1c.3g.40gb) is none.
+_MIG_PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,2}gb([+-][a-z]+(\.[a-z]+)?)?")
+# More instances than a card of today has places for.
+_MOST_INSTANCES = 16
+_KEYS = ("version", "persistence_mode", "gpu_count", "power_cap", "link_width", "mig")
 _AGAIN = "correct the inventory and run role gpu_policy"
 
 Record = Dict[str, Any]
@@ -54,12 +58,16 @@ class Match:
 
 @dataclass(frozen=True)
 class Rule:
-    """One wish for the GPUs that match: a cap in watts, a cap in per cent of the default, or a link width."""
+    """One wish for the GPUs that match: a cap in watts, a cap in per cent of the default, a link width, or MIG.
+
+    ``mig``: instances by profile; empty: MIG is to be off.
+    """
 
     match: Match
     cap_w: float | None = None
     cap_percent: float | None = None
     link_width: int | None = None
+    mig: dict[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,7 @@ class Policy:
     gpu_count: int | None = None
     power_cap: tuple[Rule, ...] = ()
     link_width: tuple[Rule, ...] = ()
+    mig: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class Wish:
     obstacle: str | None = None
     persistence: bool | None = None
     link_width: int | None = None
+    mig: dict[str, int] | None = None
 
 
 # --- the file ----------------------------------------------------------------------------------
@@ -119,6 +129,7 @@ def parse(value: Any, where: str = "policy") -> Policy:
         gpu_count=_count(value.get("gpu_count"), f"{where}: gpu_count"),
         power_cap=_rules(value.get("power_cap"), f"{where}: power_cap", _cap_rule),
         link_width=_rules(value.get("link_width"), f"{where}: link_width", _width_rule),
+        mig=_mig_rules(value.get("mig"), f"{where}: mig"),
     )
 
 
@@ -172,6 +183,25 @@ def _width_rule(value: Any, where: str) -> Rule:
     if not _is_integer(lanes) or lanes not in pcie.WIDTHS:
         raise InputError(f"{where}: link_width", repr(lanes), "lanes: 1, 2, 4, 8, 12, 16 or 32", _AGAIN)
     return Rule(match, link_width=int(lanes))
+
+
+def _mig_rules(value: Any, where: str) -> tuple[Rule, ...]:
+    """The layouts; ``false`` stands for MIG off on every GPU."""
+    return (Rule(Match("all", "true"), mig={}),) if value is False else _rules(value, where, _mig_rule)
+
+
+def _mig_rule(value: Any, where: str) -> Rule:
+    match = _match(value, where, ("devices",))
+    devices = value.get("devices")
+    if not isinstance(devices, dict):
+        raise InputError(f"{where}: devices", repr(devices)[:80], "instances by profile, or {} for MIG off", _AGAIN)
+    for profile, count in devices.items():
+        if not isinstance(profile, str) or not _MIG_PROFILE.fullmatch(profile):
+            raise InputError(f"{where}: devices", repr(profile), "a profile such as 1g.10gb, whole GPU instances only",
+                             "look at `nvidia-smi mig -lgip`")  # fmt: skip
+        if not _is_integer(count) or not 1 <= count <= _MOST_INSTANCES:
+            raise InputError(f"{where}: devices: {profile}", repr(count), f"1 to {_MOST_INSTANCES} instances", _AGAIN)
+    return Rule(match, mig=dict(devices))
 
 
 def _match(value: Any, where: str, others: Sequence[str]) -> Match:
@@ -240,7 +270,11 @@ def resolve(policy: Policy, gpu: Record) -> Wish:
     """What the policy wants of the GPU of this NVML record."""
     width = best_rule(policy.link_width, gpu)
     cap = best_rule(policy.power_cap, gpu)
-    others: Record = {"persistence": policy.persistence_mode, "link_width": width.link_width if width else None}
+    mig = best_rule(policy.mig, gpu)
+    others: Record = {
+        "persistence": policy.persistence_mode, "link_width": width.link_width if width else None,
+        "mig": mig.mig if mig else None,
+    }  # fmt: skip
     if cap is None:
         return Wish(**others, **_without_rule(policy, gpu))
     return Wish(rule=str(cap.match), **others, **_cap(cap, gpu["power"]))

@@ -25,7 +25,9 @@ def test_without_a_policy_nothing_that_needs_one_is_judged(gpu_node):
 def test_with_a_policy_every_gpu_has_its_rows(gpu_node):
     gpu_node.policy(policy(300, persistence_mode=False))
     rows = gpu_node.module("gpu_info")["gpu_info"]["checks"]
-    assert {row["id"] for row in rows} == {"gpu.count", "gpu.power_cap", "gpu.persistence", "pcie.width"}
+    assert {row["id"] for row in rows} == {
+        "gpu.count", "gpu.power_cap", "gpu.persistence", "gpu.mig", "pcie.width",
+    }  # fmt: skip
     assert {row["verdict"] for row in rows} == {"pass"}
     assert len(rows) == 1 + 3 * 4
 
