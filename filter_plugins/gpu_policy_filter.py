@@ -13,6 +13,8 @@ VERSION = 1
 NAMES = ("uuid", "serial", "bus_id", "model")
 CAPS = ("power_cap_w", "power_cap_percent")
 AUTO = "auto"
+# As the node's own parser takes it: a whole GPU instance, as NVIDIA names it.
+MIG_PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,2}gb([+-][a-z]+(\.[a-z]+)?)?")
 
 
 def watts(value: Any, what: str) -> float | int:
@@ -83,6 +85,29 @@ def rules_of(override: dict[str, Any], place: int) -> tuple[list[dict[str, Any]]
     return [{"match": match, **caps}] if caps else [], [{"match": match, **links}] if links else []
 
 
+def mig_rule(entry: Any, place: int) -> dict[str, Any]:
+    """The rule in one entry of the MIG layouts."""
+    where = f"gpu_policy_mig[{place}]"
+    if not isinstance(entry, Mapping):
+        raise AnsibleFilterError(f"{where}: {entry!r} is no mapping of one of {', '.join(NAMES)} and devices")
+    given = {key: value for key, value in entry.items() if value is not None}
+    unknown = sorted(set(given) - {*NAMES, "devices"})
+    if unknown:
+        raise AnsibleFilterError(f"{where}: unknown {', '.join(map(str, unknown))}")
+    names = [key for key in NAMES if key in given]
+    if len(names) != 1:
+        raise AnsibleFilterError(f"{where}: names {names or 'nothing'}; wanted exactly one of {', '.join(NAMES)}")
+    devices = given.get("devices")
+    if not isinstance(devices, Mapping):
+        raise AnsibleFilterError(f"{where}: devices is {devices!r}; wanted instances by profile, {{}} for MIG off")
+    for profile, count in devices.items():
+        if not MIG_PROFILE.fullmatch(str(profile)):
+            raise AnsibleFilterError(f"{where}: {profile!r} is no MIG profile such as 1g.10gb")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise AnsibleFilterError(f"{where}: {profile}: {count!r} is no number of instances")
+    return {"match": {names[0]: given[names[0]]}, "devices": {str(name): int(devices[name]) for name in devices}}
+
+
 def gpu_policy_document(
     overrides: list[dict[str, Any]],
     *,
@@ -92,8 +117,9 @@ def gpu_policy_document(
     persistence_mode: Any,
     gpu_count: Any,
     plan_link_width: Any = None,
+    mig: Any = None,
 ) -> dict[str, Any]:
-    """The policy document, version 1."""
+    """The policy document, version 1. ``mig`` is left out where nothing is declared."""
     planned = base_rules(power_cap_w, plan_cap_w)
     caps: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = [{"match": {"all": True}, "link_width": int(link_width)}]
@@ -101,6 +127,7 @@ def gpu_policy_document(
         {"match": {"model": model}, "link_width": int(width)} for model, width in (plan_link_width or {}).items()
     ]
     own: list[dict[str, Any]] = []
+    cut = {"mig": [mig_rule(entry, place) for place, entry in enumerate(mig)]} if mig else {}
     for place, override in enumerate(overrides or []):
         more_caps, more_links = rules_of(override, place)
         caps += more_caps
@@ -111,6 +138,7 @@ def gpu_policy_document(
         "gpu_count": None if gpu_count in (None, "") else int(gpu_count),
         "power_cap": replaced(planned, caps),
         "link_width": links + replaced(declared, own),
+        **cut,
     }
 
 
