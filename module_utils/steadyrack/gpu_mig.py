@@ -118,7 +118,7 @@ def steps(gpu: Record, wish: Wish) -> list[Step]:
 
     {do: mode, on} | {do: destroy, instance} | {do: finish, instance} | {do: create, profile, start}
     """
-    if wish.mig is None or state(gpu, wish) not in ("wrong_layout", "unexpected_on"):
+    if wish.mig is None or gpu["uuid"] is None or state(gpu, wish) not in ("wrong_layout", "unexpected_on"):
         return []
     layout = gpu["mig_layout"]
     if not wish.mig:

@@ -40,7 +40,7 @@ def layout(nvml: ModuleType, gpu: Any) -> Record | None:
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(gpu)
     except nvml.NVMLError as error:
-        if error.value == NOT_SUPPORTED:
+        if error.value in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
             return None
         raise
     return read(nvml, gpu) if current else None

@@ -29,6 +29,7 @@ from steadyrack import (
     agent_checks,
     gpu_apply,
     gpu_checks,
+    gpu_mig,
     gpu_policy,
     nvml,
     pcie,
@@ -178,9 +179,13 @@ def policy_text(policy: gpu_policy.Policy | None) -> str:
         "{} {}".format(rule.match, f"{rule.cap_w:g} W" if rule.cap_w is not None else f"{rule.cap_percent:g} %")
         for rule in policy.power_cap
     )
+    cut = ", ".join(f"{rule.match} {gpu_mig.in_words(rule.mig or {})}" for rule in policy.mig)
     count = "any number of" if policy.gpu_count is None else policy.gpu_count
-    return "{} GPUs; cap {}; persistence {}".format(
-        count, caps or "none", {True: "on", False: "off", None: "not said"}[policy.persistence_mode]
+    return "{} GPUs; cap {}; persistence {}{}".format(
+        count,
+        caps or "none",
+        {True: "on", False: "off", None: "not said"}[policy.persistence_mode],
+        f"; MIG {cut}" if cut else "",
     )
 
 

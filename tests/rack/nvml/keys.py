@@ -108,16 +108,13 @@ GPU: dict[str, Key] = {
     "epoch": Key("internal: when the lifecycle values were stored", volatile=True, setting=True),
     "compute_mode": Key("0 default, 2 prohibited, 3 exclusive process (lifecycle)", volatile=True, setting=True),
     "accounting_mode": Key("0 or 1", volatile=True, setting=True),
-    "mig_mode": Key("0 or 1", setting=True),
-    "mig_mode_pending": Key("0 or 1", setting=True),
+    "mig_mode": Key("0 or 1; clear-faults makes the card whole again"),
+    "mig_mode_pending": Key("becomes mig_mode at the next reset or boot"),
     "mig_gpu_instances": Key(
         "GPU instances, id:profile id:first memory slice;… with mig_mode=1 memory health is then not supported",
         volatile=True,
-        setting=True,
     ),
-    "mig_compute_instances": Key(
-        "compute instances, GPU instance/id:profile id:first slice;…", volatile=True, setting=True
-    ),
+    "mig_compute_instances": Key("compute instances, GPU instance/id:profile id:first slice;…", volatile=True),
     "mig_max_devices": Key("0: no MIG"),
     "mig_resetless": Key("field 184; 1: the MIG mode changes without a reset, and is off after a boot"),
     "ecc_mode": Key("0 or 1", setting=True),

@@ -290,6 +290,13 @@ def test_instances_go_with_a_restart_and_the_mode_stays(host: EmulatedHost) -> N
     assert asked(host, "show([room(h)['3g'], p.nvmlDeviceGetMigMode(h)])") == [2, [1, 1]]
 
 
+def test_a_card_is_whole_again_when_faults_are_cleared(host: EmulatedHost) -> None:
+    asked(host, ON + "make(h, '3g')\nshow(0)")
+    assert host.command("clear-faults") == 0
+    assert host.read("nvmlDeviceGetMigMode") == [0, 0]
+    assert asked(host, ON + "show(room(h)['3g'])") == 2
+
+
 def test_two_processes_creating_at_once_take_different_places(host: EmulatedHost) -> None:
     asked(host, ON + "show(0)")
     code = CODE.replace("h = gpu(0)", "p.nvmlInit()\nh = gpu(0)") + "show(0)\nsys.stdin.readline()\n"

@@ -53,6 +53,11 @@ int main(void)
     { STRUCT(nvmlGpuFabricInfo_t) F(clusterUuid) F(status) F(cliqueId) F(state) END }
     { STRUCT(nvmlGpuFabricInfo_v2_t) F(version) F(clusterUuid) F(status) F(cliqueId) F(state) F(healthMask) END }
     { STRUCT(nvmlPowerValue_v2_t) F(version) F(powerScope) F(powerValueMw) END }
+    {
+        STRUCT(nvmlDeviceAttributes_t) F(multiprocessorCount) F(sharedCopyEngineCount) F(sharedDecoderCount)
+        F(sharedEncoderCount) F(sharedJpegCount) F(sharedOfaCount) F(gpuInstanceSliceCount) F(computeInstanceSliceCount)
+        F(memorySizeMB) END
+    }
     { STRUCT(nvmlGpuInstancePlacement_t) F(start) F(size) END }
     {
         STRUCT(nvmlGpuInstanceProfileInfo_t) F(id) F(isP2pSupported) F(sliceCount) F(instanceCount)
