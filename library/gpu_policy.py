@@ -11,7 +11,7 @@ description:
   - Every GPU is checked against its own limits before one of them, or the file, is changed. When a cap does
     not fit, the module fails with one message that lists every such GPU.
   - Persistence is set before caps, and MIG after both. An instance with a process on it is never taken away, and
-    no GPU is reset on purpose: what waits for jobs or for a reset is a warning and a row that fails, not an error. NVML
+    no GPU is reset on purpose. What waits for jobs or for a reset is a warning and a row that fails, not an error. NVML
     itself resets an idle Ampere GPU when it can change the MIG mode at once; caps are then set again.
   - After a change everything is read back by a new NVML client, and the
     module fails when a GPU does not stand as asked for. Rows are in C(checks) in both cases.
