@@ -69,9 +69,12 @@ def rows(
         found.append(persistence_row(gpu, wish))
         found.append(gpu_mig.row(gpu, wish))
     if node["state"] == "ok":
-        found.extend(_missing_row(rule) for rule in gpu_policy.unmatched(wanted, node["gpus"]))
+        missing = gpu_policy.unmatched(wanted, node["gpus"])
+        found.extend(_missing_row(rule) for rule in missing if rule.mig is None)
+        found.extend(gpu_mig.missing_row(rule) for rule in missing if rule.mig)
     else:
         found.extend(_unread_row(node, device) for device in pci if wanted.power_cap)
+        found.extend(gpu_mig.unread_row(node, device) for device in pci if wanted.mig)
     found.extend(width_row(wanted, node["gpus"], device) for device in pci)
     return found
 

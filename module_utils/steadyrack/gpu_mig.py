@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, Iterator, Sequence
 
 from . import gpu_policy, nvml, verdict
 from .errors import InputError, SteadyrackError
-from .gpu_policy import Policy, Wish
+from .gpu_policy import Policy, Rule, Wish
 
 Record = Dict[str, Any]
 Step = Dict[str, Any]
@@ -282,6 +282,8 @@ def _state_off(gpu: Record, wanted: bool) -> str:
         return "wrong_layout" if pending else "off"
     if pending:
         return "mode_pending"
+    if gpu["processes"] is None:
+        return "unknown"
     return "busy" if gpu["processes"] else "wrong_layout"
 
 
@@ -355,6 +357,23 @@ def row(gpu: Record, wish: Wish) -> Record:
     )  # fmt: skip
 
 
+def missing_row(rule: Rule) -> Record:
+    """A layout for a GPU that is not there, or is not called so."""
+    return verdict.check_row(
+        "gpu.mig", rule.match.value, verdict.FAIL, "missing", expected=in_words(rule.mig or {}), source="nvml",
+        reason=f"the policy cuts {rule.match}, and no GPU answers to it",
+        hint="no GPU here has that name: look at the slot, or correct the inventory after a swap",
+    )  # fmt: skip
+
+
+def unread_row(node: Record, device: Record) -> Record:
+    """One slot of a node whose NVML cannot be asked, where layouts are declared."""
+    return verdict.check_row(
+        "gpu.mig", device["bus_id"], verdict.UNKNOWN, node["state"], source="nvml",
+        reason=node["reason"], hint=node["next_step"],
+    )  # fmt: skip
+
+
 def _verdict(gpu: Record, found: str) -> str:
     if found in ("ok", "off"):
         return verdict.PASS
@@ -372,8 +391,8 @@ def _reason(gpu: Record, wish: Wish, found: str) -> str | None:
     if gpu["state"] != "ok":
         return "the GPU is {}".format(gpu["state"])
     if found == "unknown":
-        errors = [f"{name}: {gpu['errors'][name]['name']}" for name in ("mig", "mig_layout") if name in gpu["errors"]]
-        return "not read: " + (", ".join(errors) or "mig_layout")
+        names = [name for name in ("mig", "mig_layout", "processes") if name in gpu["errors"]]
+        return "not read: " + (", ".join(f"{name}: {gpu['errors'][name]['name']}" for name in names) or "mig_layout")
     if found == "not_declared":
         return "no MIG layout is declared for this GPU"
     said = {

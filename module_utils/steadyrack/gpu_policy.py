@@ -334,12 +334,12 @@ def refuse(wishes: Iterable[tuple[Record, Wish]]) -> None:
 
 
 def unmatched(policy: Policy, gpus: Sequence[Record]) -> tuple[Rule, ...]:
-    """Cap rules that no GPU answers to: it is missing, or the name is wrong.
+    """Rules for caps and MIG that no GPU answers to: it is missing, or the name is wrong.
 
     A card that does not answer has no model name either, so models are looked for only where all cards answer.
     """
     kinds = ["uuid", "serial", "bus_id"] + (["model"] if all(gpu["state"] == "ok" for gpu in gpus) else [])
-    particular = [rule for rule in policy.power_cap if rule.match.kind in kinds]
+    particular = [rule for rule in (*policy.power_cap, *policy.mig) if rule.match.kind in kinds]
     return tuple(rule for rule in particular if not any(rule.match.fits(gpu) for gpu in gpus))
 
 

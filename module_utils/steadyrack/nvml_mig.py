@@ -13,18 +13,19 @@ from ctypes import byref, c_uint
 from types import ModuleType
 from typing import Any, Callable, Dict
 
-# nvmlReturn_t: what may be asked another way, and what an activation that has to wait answers.
+# nvmlReturn_t: what may be asked another way, and what a thing in use answers. INVALID_ARGUMENT: a number of a
+# profile that this driver does not know.
+INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
 NOT_FOUND = 6
 FUNCTION_NOT_FOUND = 13
 IN_USE = 19
 ARGUMENT_VERSION_MISMATCH = 25
 
-# NVML_GPU_INSTANCE_PROFILE_*: the header of CUDA 12.4 has 10 (0x9 is 1_SLICE_REV2), a later one more; what a
-# driver does not know it refuses.
-GPU_PROFILES = range(16)
 COMPUTE_PROFILES = range(8)
-# The two that a name without help of the driver can be told by (REV1: with media extensions).
+# NVML_GPU_INSTANCE_PROFILE_* of the header of CUDA 12.4, up to 1_SLICE_REV2 (0x9): their names can be computed, the
+# two REV1 being those with media extensions. Later ones (graphics) are known by the driver's name alone.
+NAMED_PROFILES = range(10)
 MEDIA_PROFILES = (0x7, 0x8)
 # Placements a profile can have: as many as memory slices, 8 on the cards that there are.
 MOST_PLACEMENTS = 32
@@ -55,11 +56,11 @@ def read(nvml: ModuleType, gpu: Any) -> Record:
     """
     current, _pending = nvml.nvmlDeviceGetMigMode(gpu)
     total_mib = nvml.nvmlDeviceGetMemoryInfo(gpu).total >> 20
-    profiles = {}
-    for number in GPU_PROFILES:
+    profiles: Record = {}
+    for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         profile = _profile(nvml, gpu, number, total_mib)
         if profile is not None:
-            profiles[profile.pop("name")] = profile
+            profiles.setdefault(profile.pop("name"), profile)
     instances = []
     if current:
         running = _running(nvml, gpu)
@@ -120,13 +121,15 @@ def _profile(nvml: ModuleType, gpu: Any, number: int, total_mib: int) -> Record 
     try:
         info = _profile_info(nvml, gpu, number)
     except nvml.NVMLError as error:
-        # INVALID_ARGUMENT (2): a number that this driver does not know.
-        if error.value in (NOT_SUPPORTED, 2):
+        if error.value in (NOT_SUPPORTED, INVALID_ARGUMENT):
             return None
         raise
+    name = _plain_name(getattr(info, "name", ""))
+    if not name and number not in NAMED_PROFILES:
+        return None
     size, starts = _placements(nvml, gpu, info.id)
     return {
-        "name": _plain_name(getattr(info, "name", "")) or _computed_name(info, number, total_mib),
+        "name": name or _computed_name(info, number, total_mib),
         "id": info.id, "slices": info.sliceCount, "instances": info.instanceCount,
         "memory_mib": info.memorySizeMB, "size": size, "starts": starts,
     }  # fmt: skip
@@ -196,7 +199,7 @@ def _compute_profiles(nvml: ModuleType, handle: Any) -> list[Any]:
         try:
             found.append(nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(handle, number, WHOLE_ENGINE, 1))
         except nvml.NVMLError as error:
-            if error.value not in (NOT_SUPPORTED, 2):
+            if error.value not in (NOT_SUPPORTED, INVALID_ARGUMENT):
                 raise
     return sorted(found, key=lambda one: int(one.sliceCount))
 

@@ -287,6 +287,23 @@ def test_the_agent_leaves_a_swapped_card_alone_and_does_the_others(make_gpu_node
     assert there(node, 0) == names(TWO)
 
 
+def test_a_layout_for_a_gpu_that_is_not_there_is_said_and_the_others_are_cut(cut):
+    rules = [{"match": {"serial": "1"}, "devices": TWO}, {"match": {"serial": "2"}, "devices": {}},
+             {"match": {"bus_id": "0000:31:00.0"}, "devices": TWO}]  # fmt: skip
+    result = cut.module("gpu_policy", policy=policy(250, mig=rules))
+    missing = [one for one in result["checks"] if one["state"] == "missing"]
+    assert [(one["id"], one["subject"], one["verdict"]) for one in missing] == [("gpu.mig", "1", "fail")]
+    assert "missing" in str(result["warnings"])
+    assert there(cut) == names(TWO)
+
+
+def test_where_nvml_cannot_be_asked_declared_layouts_are_unknown(gpu_node):
+    gpu_node.policy(layout(TWO))
+    gpu_node.set("fault.nvmlInit=9")
+    rows = [one for one in gpu_node.module("gpu_info")["gpu_info"]["checks"] if one["id"] == "gpu.mig"]
+    assert [(one["verdict"], one["state"]) for one in rows] == [("unknown", "no_driver")] * 4
+
+
 def test_without_root_the_layout_is_unknown_with_the_drivers_word_for_it(cut):
     for folder in [cut.root, *cut.root.parents]:
         if folder == Path("/tmp"):
@@ -326,8 +343,12 @@ def test_a_mode_that_is_accepted_and_dropped_fails_the_task(gpu_node, dropped):
     assert "wrong_layout" in result["msg"]
 
 
-def test_a_card_that_hangs_in_a_mig_call_is_named_and_the_others_are_cut(gpu_node):
-    gpu_node.set("gpu.0.mig_mode=1", "gpu.1.mig_mode=1", "gpu.0.delay_ms.nvmlDeviceGetGpuInstances=-1")
+@pytest.mark.parametrize(
+    ("call", "state"),
+    [("nvmlDeviceGetGpuInstances", "timeout"), ("nvmlDeviceCreateGpuInstanceWithPlacement", "wrong_layout")],
+)
+def test_c56_a_card_that_hangs_in_a_mig_call_is_named_and_the_others_are_cut(gpu_node, call, state):
+    gpu_node.set("gpu.0.mig_mode=1", "gpu.1.mig_mode=1", f"gpu.0.delay_ms.{call}=-1")
     code = """
 import json, sys
 sys.path[:0] = [{!r}]
@@ -339,7 +360,8 @@ print(json.dumps(outcome.rows))
     wanted = policy(250, mig=[{"match": {"all": True}, "devices": TWO}])
     done = run(gpu_node, code, json.dumps(wanted))
     rows = {"checks": json.loads(done.stdout)}
-    assert (row(rows, gpu_node)["state"], row(rows, gpu_node)["verdict"]) == ("timeout", "unknown")
+    assert row(rows, gpu_node)["state"] == state
+    assert "no answer within" in row(rows, gpu_node)["reason"] or state == "timeout"
     assert row(rows, gpu_node, 1)["state"] == "ok"
 
 

@@ -207,6 +207,7 @@ NO_MIG = {"mig": None, "mig_layout": None, "errors": {"mig": refused("mig", 3)}}
         (gpu(profiles=None, errors={"mig_layout": refused("mig_layout", 4)}), TWO, "unknown", "unknown"),
         (gpu(mig=None, mig_layout=None, errors={"mig": refused("mig", 999)}), TWO, "unknown", "unknown"),
         (gpu(mig=None, mig_layout=None, errors={"mig": refused("mig", 999)}), None, "unknown", "unknown"),
+        (gpu(on=False, processes=None, errors={"processes": refused("processes", 4)}), TWO, "unknown", "unknown"),
         (gpu(state="lost", mig=None, mig_layout=None), TWO, "lost", "unknown"),
         (gpu(on=False), None, "not_declared", "not_judged"),
         (gpu(**NO_MIG), None, "not_declared", "not_judged"),
