@@ -152,6 +152,7 @@ def _apply_mig(session: nvml.Session, outcome: Outcome, policy: Policy, runner: 
             reset = gpu_mig.bring(session, gpu, gpu_policy.resolve(policy, gpu)) or reset
         except SteadyrackError as error:
             outcome.mig_failures[str(gpu["uuid"])] = error.sentence()
+            reset = True  # the mode may have changed before the step that failed
     if reset:
         again = Outcome(session.read([device["bus_id"] for device in outcome.pci]), outcome.pci)
         again.changes = wanted_changes([(gpu, gpu_policy.resolve(policy, gpu)) for gpu in again.before["gpus"]])

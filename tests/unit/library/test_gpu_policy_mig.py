@@ -157,12 +157,13 @@ print(json.dumps([gpu["mig"], len(gpu["mig_layout"]["instances"]), gpu["power"][
 """
 
 
-def test_a_mode_that_changes_at_once_resets_the_gpu_and_its_cap_is_set_again(gpu_node):
+@pytest.mark.parametrize(("code", "made"), [("", 2), ("23", 0)], ids=["all well", "creating fails"])
+def test_a_mode_that_changes_at_once_resets_the_gpu_and_its_cap_is_set_again(gpu_node, code, made):
     """With persistence off nobody else holds the GPU; looked at before we let go, which would lose the cap as well."""
-    code = IN_ONE_SESSION.format(module_utils=str(REPOSITORY / "module_utils"), root=str(gpu_node.root))
-    wanted = json.dumps(layout(TWO, persistence_mode=False))
-    done = run(gpu_node, code, wanted)
-    assert json.loads(done.stdout) == [{"current": True, "pending": True}, 2, 250.0], done.stderr
+    gpu_node.set(f"gpu.0.fault.nvmlDeviceCreateGpuInstanceWithPlacement={code}")
+    text = IN_ONE_SESSION.format(module_utils=str(REPOSITORY / "module_utils"), root=str(gpu_node.root))
+    done = run(gpu_node, text, json.dumps(layout(TWO, persistence_mode=False)))
+    assert json.loads(done.stdout) == [{"current": True, "pending": True}, made, 250.0], done.stderr
 
 
 def test_a_card_that_needs_no_reset_changes_under_persistence(make_gpu_node):
