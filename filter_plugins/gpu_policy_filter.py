@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
 VERSION = 1
 NAMES = ("uuid", "serial", "bus_id", "model")
+CARDS = NAMES[:3]
+SPARE_CAP = "gpu_policy_spare_power_cap_w"
 CAPS = ("power_cap_w", "power_cap_percent")
+# What an override may want of a card's links: each has rules of its own in the document.
+LINKS = ("link_width", "link_gen", "nvlink_links")
 AUTO = "auto"
 # As the node's own parser takes it: a whole GPU instance, as NVIDIA names it.
 MIG_PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,2}gb([+-][a-z]+(\.[a-z]+)?)?")
@@ -63,15 +68,15 @@ def model_name(match: dict[str, Any]) -> str | None:
     return re.sub(r"^nvidia ", "", " ".join(str(match["model"]).split()).lower())
 
 
-def rules_of(override: dict[str, Any], place: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The cap rules and the link rules in one entry of the overrides."""
+def rules_of(override: dict[str, Any], place: int) -> dict[str, list[dict[str, Any]]]:
+    """The rules in one entry of the overrides, by the key of the document that they belong to."""
     where = f"gpu_policy_overrides[{place}]"
     given = {key: value for key, value in override.items() if value is not None}
     if "index" in given:
         raise AnsibleFilterError(
             f"{where}: a GPU has no index here, its order changes; name it by uuid, serial or bus_id"
         )
-    unknown = sorted(set(given) - {*NAMES, *CAPS, "link_width"})
+    unknown = sorted(set(given) - {*NAMES, *CAPS, *LINKS})
     if unknown:
         raise AnsibleFilterError(f"{where}: unknown {', '.join(unknown)}")
     names = [key for key in NAMES if key in given]
@@ -79,10 +84,24 @@ def rules_of(override: dict[str, Any], place: int) -> tuple[list[dict[str, Any]]
         raise AnsibleFilterError(f"{where}: names {names or 'nothing'}; wanted exactly one of {', '.join(NAMES)}")
     match = {names[0]: given[names[0]]}
     caps = {key: given[key] for key in CAPS if key in given}
-    links = {key: given[key] for key in ("link_width",) if key in given}
+    links = {key: [{"match": match, key: given[key]}] for key in LINKS if key in given}
     if not caps and not links:
-        raise AnsibleFilterError(f"{where}: wants nothing; give {', '.join(CAPS)} or link_width")
-    return [{"match": match, **caps}] if caps else [], [{"match": match, **links}] if links else []
+        raise AnsibleFilterError(f"{where}: wants nothing; give {', '.join([*CAPS, *LINKS[:-1]])} or {LINKS[-1]}")
+    return {**links, **({"power_cap": [{"match": match, **caps}]} if caps else {})}
+
+
+def of_all(key: str, value: Any) -> list[dict[str, Any]]:
+    """A rule for every GPU, none where nothing is given."""
+    return [] if value in (None, "") else [{"match": {"all": True}, key: int(value)}]
+
+
+def missing(entries: Any) -> list[dict[str, str]]:
+    """gpu_policy_known_missing with its days as text: YAML makes a date of 2026-12-31 without quotes."""
+    found = []
+    for entry in entries or []:
+        until = entry.get("until")
+        found.append({**entry, "until": until.isoformat()[:10] if isinstance(until, date) else until})
+    return found
 
 
 def mig_rule(entry: Any, place: int) -> dict[str, Any]:
@@ -117,29 +136,58 @@ def gpu_policy_document(
     persistence_mode: Any,
     gpu_count: Any,
     plan_link_width: Any = None,
+    compute_mode: Any = "default",
+    spares: Any = 0,
+    spare_gpus: Any = None,
+    spare_power_cap_w: Any = None,
+    environment: Any = True,
+    xid_actions: Any = None,
+    link_gen: Any = None,
+    nvlink_links: Any = None,
+    nvme_link_width: Any = None,
+    peer_to_peer: Any = None,
+    known_missing: Any = None,
     mig: Any = None,
 ) -> dict[str, Any]:
     """The policy document, version 1. ``mig`` is left out where nothing is declared."""
     planned = base_rules(power_cap_w, plan_cap_w)
-    caps: list[dict[str, Any]] = []
-    links: list[dict[str, Any]] = [{"match": {"all": True}, "link_width": int(link_width)}]
     declared = [
         {"match": {"model": model}, "link_width": int(width)} for model, width in (plan_link_width or {}).items()
     ]
-    own: list[dict[str, Any]] = []
+    own: dict[str, list[dict[str, Any]]] = {}
     cut = {"mig": [mig_rule(entry, place) for place, entry in enumerate(mig)]} if mig else {}
     for place, override in enumerate(overrides or []):
-        more_caps, more_links = rules_of(override, place)
-        caps += more_caps
-        own += more_links
+        for key, rules in rules_of(override, place).items():
+            own.setdefault(key, []).extend(rules)
     return {
         "version": VERSION,
         "persistence_mode": bool(persistence_mode),
         "gpu_count": None if gpu_count in (None, "") else int(gpu_count),
-        "power_cap": replaced(planned, caps),
-        "link_width": links + replaced(declared, own),
+        "power_cap": replaced(planned, own.get("power_cap", [])),
+        "link_width": of_all("link_width", link_width) + replaced(declared, own.get("link_width", [])),
+        "link_gen": of_all("link_gen", link_gen) + own.get("link_gen", []),
+        "nvlink_links": of_all("nvlink_links", nvlink_links) + own.get("nvlink_links", []),
+        "nvme_link_width": None if nvme_link_width in (None, "") else int(nvme_link_width),
+        "peer_to_peer": None if peer_to_peer in (None, "") else bool(peer_to_peer),
+        "known_missing": missing(known_missing),
+        "compute_mode": str(compute_mode),
+        "spares": {
+            "count": int(spares),
+            "gpus": [one_gpu(entry, f"gpu_policy_spare_gpus[{place}]") for place, entry in enumerate(spare_gpus or [])],
+            "power_cap_w": None if spare_power_cap_w in (None, "") else watts(spare_power_cap_w, SPARE_CAP),
+            "environment": bool(environment),
+        },
+        "xid_actions": {str(code): action for code, action in (xid_actions or {}).items()},
         **cut,
     }
+
+
+def one_gpu(entry: Any, where: str) -> dict[str, Any]:
+    """The name of one card: exactly one of uuid, serial and bus_id."""
+    given = {key: value for key, value in entry.items() if value is not None} if isinstance(entry, Mapping) else {}
+    if len(given) != 1 or next(iter(given)) not in CARDS:
+        raise AnsibleFilterError(f"{where}: {entry!r}; wanted exactly one of {', '.join(CARDS)}")
+    return given
 
 
 class FilterModule:

@@ -3,27 +3,43 @@
 
 Where the role's inputs name a cap, that cap is counted and no other: ``gpu_policy_power_cap_w`` beats power_cap_w in
 rack_gpus, an override of a model beats both, an override of one card (uuid, serial, bus_id) beats all. Which model
-that card is only the node knows, and whether it is there at all: see ``raised``.
+that card is only the node knows, and whether it is there at all: see ``raised``. How many GPUs stand by is the role's
+input too (``gpu_policy_spares``), and so is their cap (``gpu_policy_spare_power_cap_w``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
-# Defaults of the rack facts; the same as in inventory/example and docs.
+# Ansible loads every file here by itself; this is how one finds its neighbour.
+sys.path.append(str(Path(__file__).resolve().parent))
+from spare_inventory import from_command_line, spare_count
+
+# Defaults of the facts, with the role's input that is one; the same as in inventory/example, the role and docs.
 DEFAULTS: dict[str, Any] = {
     "rack_feed_margin_percent": 5,
     "rack_feed_derating": 1.0,
     "rack_psu_efficiency": 1.0,
     "rack_host_base_w": 600,
     "rack_other_w": 0,
+    "rack_feeds": 1,
+    "rack_feeds_redundant": True,
+    "rack_failover_hosts": "one",
+    "rack_failover_may_exceed": False,
+    "rack_spare_w": "min_cap",
+    "gpu_policy_spares": 0,
 }
 AUTO = "auto"
+# At what an idle spare counts, beside watts: role gpu_policy holds it at its minimum, or at the cap it is told.
+SPARE_WORDS = ("min_cap", "cap")
+SPARE_CAP = "gpu_policy_spare_power_cap_w"
+FAILOVER_WORDS = ("one", "all")
 # Names of one card, as in gpu_policy_overrides; beside them a model may be named.
 CARD_NAMES = ("uuid", "serial", "bus_id")
 
@@ -35,7 +51,7 @@ class Gpus(NamedTuple):
     number: int
     power_max_w: float
     power_min_w: float
-    idle_w: float | None  # None: nobody stated it, so an idle one counts like an active one
+    spare_w: float | None  # what an idle one counts at; None: at its cap, like an active one
     cap_w: float | None  # the operator's cap; None: none given
     auto: bool  # the operator leaves the cap to the plan
     pinned: str = ""  # the input of role gpu_policy that sets the cap, whatever the plan says
@@ -46,8 +62,8 @@ class Gpus(NamedTuple):
         return self.power_max_w if self.cap_w is None else self.cap_w
 
     def idles_at(self, cap_w: float) -> float:
-        """An idle GPU's draw, never above its cap."""
-        return cap_w if self.idle_w is None else min(self.idle_w, cap_w)
+        """What an idle spare counts at, never above its cap."""
+        return cap_w if self.spare_w is None else min(self.spare_w, cap_w)
 
 
 class Override(NamedTuple):
@@ -79,12 +95,44 @@ class Host(NamedTuple):
     active: int
     gpus: tuple[Gpus, ...]
     cards: tuple[Override, ...] = ()
-    unenforced: int | None = None  # rack_active_gpus where it was not counted on
 
     @property
     def total(self) -> int:
         return sum(entry.number for entry in self.gpus)
 
+
+class Feed(NamedTuple):
+    """What feeds a rack, on which all its hosts agree, and what may happen on it."""
+
+    limit_w: float  # of one feed
+    number: int
+    redundant: bool
+    derating: float
+    margin_percent: float
+    other_w: float
+    failover_hosts: str
+    may_exceed: bool
+
+    @property
+    def bare_w(self) -> float:
+        """All that there is: one feed where any may be lost, the sum where the power supplies share the load."""
+        return self.limit_w if self.redundant else self.limit_w * self.number
+
+    @property
+    def usable_w(self) -> float:
+        return self.bare_w * self.derating * (1 - self.margin_percent / 100)
+
+    @property
+    def moment_w(self) -> float:
+        """What may be drawn while a spare has taken over and the lost card still draws."""
+        return self.bare_w if self.may_exceed else self.usable_w
+
+
+# The facts that make a Feed, in its order.
+FEED_FACTS = (
+    "rack_feed_limit_w", "rack_feeds", "rack_feeds_redundant", "rack_feed_derating", "rack_feed_margin_percent",
+    "rack_other_w", "rack_failover_hosts", "rack_failover_may_exceed",
+)  # fmt: skip
 
 # The cap under which a GPU is calculated.
 Caps = Callable[[Gpus], float]
@@ -110,7 +158,22 @@ def number(host: str, facts: Mapping[str, Any], key: str, span: tuple[float, flo
     return value
 
 
-def _gpus(host: str, entry: Any, position: int) -> Gpus:
+def _word(host: str, facts: Mapping[str, Any], key: str, words: tuple[Any, ...]) -> Any:
+    value = facts.get(key, DEFAULTS[key])
+    # 1 is equal to True.
+    if not isinstance(value, type(words[0])) or value not in words:
+        raise BadFactError(f"{host}: {key} is {value!r}; it needs {' or '.join(str(word).lower() for word in words)}")
+    return value
+
+
+def _whole(host: str, facts: Mapping[str, Any], key: str, span: tuple[float, float]) -> int:
+    value = number(host, facts, key, span)
+    if value != int(value):
+        raise BadFactError(f"{host}: {key} is {value!r}; it needs a whole number")
+    return int(value)
+
+
+def _gpus(host: str, entry: Any, position: int, spare: Any) -> Gpus:
     note = f"rack_gpus[{position}]."
     if not isinstance(entry, Mapping):
         raise BadFactError(
@@ -128,8 +191,39 @@ def _gpus(host: str, entry: Any, position: int) -> Gpus:
     given = None
     if cap is not None and cap != AUTO:
         given = number(host, entry, "power_cap_w", (low, high), note)
-    idle = None if entry.get("idle_w") is None else number(host, entry, "idle_w", (0, high), note)
+    idle = {"min_cap": low, "cap": None}.get(spare, spare)
+    if entry.get("idle_w") is not None:
+        idle = number(host, entry, "idle_w", (0, high), note)
     return Gpus(str(model), int(count), high, low, idle, given, cap == AUTO)
+
+
+def _spare(host: str, facts: Mapping[str, Any]) -> Any:
+    """rack_spare_w: a word of SPARE_WORDS or watts, as measured on an idle card; min_cap is the spare's own cap."""
+    value, cap = facts.get("rack_spare_w", DEFAULTS["rack_spare_w"]), _spare_cap(host, facts)
+    if value == "min_cap" and cap is not None:
+        return cap
+    if isinstance(value, str) and value in SPARE_WORDS:
+        return str(value)
+    if isinstance(value, str):
+        raise BadFactError(f"{host}: rack_spare_w is {value!r}; it needs {', '.join(SPARE_WORDS)} or watts")
+    return number(host, facts, "rack_spare_w", (0, 10000))
+
+
+def _spare_cap(host: str, facts: Mapping[str, Any]) -> float | None:
+    """gpu_policy_spare_power_cap_w in watts; None where the role takes the minimum of each card."""
+    value = facts.get(SPARE_CAP)
+    return None if value is None else number(host, {SPARE_CAP: from_command_line(value)}, SPARE_CAP, (1, 10000))
+
+
+def _spares(host: str, facts: Mapping[str, Any], gpus: tuple[Gpus, ...]) -> int:
+    """How many GPUs stand by: one is left to work, and each GPU must take the cap that a spare is told."""
+    value, total = facts.get("gpu_policy_spares", DEFAULTS["gpu_policy_spares"]), sum(entry.number for entry in gpus)
+    count, cap = spare_count(value), _spare_cap(host, facts)
+    if count is None:
+        raise BadFactError(f"{host}: gpu_policy_spares is {value!r}; it needs a whole number")
+    for entry in gpus if cap is not None else ():
+        number(host, {SPARE_CAP: cap}, SPARE_CAP, (entry.power_min_w, entry.power_max_w))
+    return int(number(host, {"gpu_policy_spares": count}, "gpu_policy_spares", (0, max(total - 1, 0))))
 
 
 def same_model(one: str, other: str) -> bool:
@@ -163,7 +257,7 @@ def _overrides(host: str, listed: Any) -> list[Override]:
 
 
 def _policy_cap(host: str, facts: Mapping[str, Any]) -> float | None:
-    """gpu_policy_power_cap_w in watts, None for auto. A number given by -e arrives as text, which the role takes."""
+    """gpu_policy_power_cap_w in watts, None for auto."""
     if facts.get("gpu_policy_plan_cap_w") not in (None, "", {}):
         raise BadFactError(
             f"{host}: gpu_policy_plan_cap_w is {facts['gpu_policy_plan_cap_w']!r}; it is what the plan hands over: "
@@ -172,10 +266,8 @@ def _policy_cap(host: str, facts: Mapping[str, Any]) -> float | None:
     value = facts.get("gpu_policy_power_cap_w")
     if value is None or value == AUTO:
         return None
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):  # told by number
-            value = float(value)
-    return number(host, {"gpu_policy_power_cap_w": value}, "gpu_policy_power_cap_w", (1, 10000))
+    told = {"gpu_policy_power_cap_w": from_command_line(value)}
+    return number(host, told, "gpu_policy_power_cap_w", (1, 10000))
 
 
 def _pinned(host: str, entry: Gpus, cap: float | None, models: list[Override]) -> Gpus:
@@ -208,38 +300,41 @@ def _policy(host: str, facts: Mapping[str, Any], gpus: tuple[Gpus, ...]) -> tupl
     return tuple(_pinned(host, entry, cap, overrides) for entry in gpus), cards
 
 
-def read_host(facts: Mapping[str, Any], idle_enforced: bool) -> Host:
+def read_host(facts: Mapping[str, Any]) -> Host:
+    """A host as the plan counts it: every spare is idle, for role gpu_policy keeps it so."""
     name = str(facts.get("host") or "?")
     listed = facts.get("rack_gpus")
     if not isinstance(listed, (list, tuple)):
         raise BadFactError(f"{name}: rack_gpus is {listed!r}; it needs a list, empty for a host without GPUs")
-    gpus = tuple(_gpus(name, entry, position) for position, entry in enumerate(listed))
+    spare = _spare(name, facts)
+    gpus = tuple(_gpus(name, entry, position, spare) for position, entry in enumerate(listed))
     base = number(name, facts, "rack_host_base_w", (0, 100000))
     efficiency = number(name, facts, "rack_psu_efficiency", (0.5, 1))
-    total = sum(entry.number for entry in gpus)
-    active = total
-    if facts.get("rack_active_gpus") is not None:
-        active = int(number(name, facts, "rack_active_gpus", (0, total)))
-        if active != facts["rack_active_gpus"]:
-            raise BadFactError(f"{name}: rack_active_gpus is {facts['rack_active_gpus']!r}; it needs a whole number")
+    active = sum(entry.number for entry in gpus) - _spares(name, facts, gpus)
     gpus, cards = _policy(name, facts, gpus)
-    # As long as nothing keeps a spare idle, anybody may load it: it counts like the others.
-    unenforced = active if active < total and not idle_enforced else None
-    return Host(name, base, efficiency, active if unenforced is None else total, gpus, tuple(cards), unenforced)
+    return Host(name, base, efficiency, active, gpus, tuple(cards))
 
 
-def read_feed(names: list[str], members: list[Mapping[str, Any]]) -> dict[str, float]:
-    """The rack's feed, on which all its hosts must agree."""
-    feeds = []
-    for name, facts in zip(names, members, strict=True):
-        limit = number(name, facts, "rack_feed_limit_w", (1, 1000000))
-        margin = number(name, facts, "rack_feed_margin_percent", (0, 99))
-        derating = number(name, facts, "rack_feed_derating", (0.01, 1))
-        other = number(name, facts, "rack_other_w", (0, 1000000))
-        feeds.append({"limit_w": limit, "margin": margin, "derating": derating, "other_w": other})
+def _feed(name: str, facts: Mapping[str, Any]) -> Feed:
+    return Feed(
+        limit_w=number(name, facts, "rack_feed_limit_w", (1, 1000000)),
+        number=_whole(name, facts, "rack_feeds", (1, 8)),
+        redundant=_word(name, facts, "rack_feeds_redundant", (True, False)),
+        derating=number(name, facts, "rack_feed_derating", (0.01, 1)),
+        margin_percent=number(name, facts, "rack_feed_margin_percent", (0, 99)),
+        other_w=number(name, facts, "rack_other_w", (0, 1000000)),
+        failover_hosts=_word(name, facts, "rack_failover_hosts", FAILOVER_WORDS),
+        may_exceed=_word(name, facts, "rack_failover_may_exceed", (True, False)),
+    )
+
+
+def read_feed(names: list[str], members: list[Mapping[str, Any]]) -> Feed:
+    """What feeds the rack, on which all its hosts must agree."""
+    feeds = [_feed(name, facts) for name, facts in zip(names, members, strict=True)]
     for name, feed in zip(names, feeds, strict=True):
-        if feed != feeds[0]:
-            raise BadFactError(f"{name} and {names[0]} are in one rack but differ in its feed: {feed} and {feeds[0]}")
+        differ = [fact for fact, one, other in zip(FEED_FACTS, feed, feeds[0], strict=True) if one != other]
+        if differ:
+            raise BadFactError(f"{name} and {names[0]} are in one rack but differ in its feed: {', '.join(differ)}")
     return feeds[0]
 
 

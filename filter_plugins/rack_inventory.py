@@ -12,22 +12,32 @@ import difflib
 import ipaddress
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Mapping
+from datetime import date
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from ansible.errors import AnsibleError
 from ansible.errors import AnsibleFilterError as FilterError
 from jinja2.exceptions import TemplateError
 
+# Ansible loads every file here by itself; this is how one finds its neighbour.
+sys.path.append(str(Path(__file__).resolve().parent))
+from spare_inventory import from_command_line, spare_findings
+
 ROLE_GROUPS = ("relays", "gpu_nodes")
 GROUPING_PREFIXES = ("site_", "rack_")
 BUILT_IN_GROUPS = ("all", "ungrouped")
 RACK_FACTS = (
     "rack_name", "rack_site", "rack_feed_limit_w", "rack_feed_margin_percent", "rack_feed_derating",
-    "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus", "rack_active_gpus",
+    "rack_psu_efficiency", "rack_host_base_w", "rack_other_w", "rack_gpus",
+    "rack_spare_w", "rack_failover_hosts", "rack_failover_may_exceed", "rack_feeds", "rack_feeds_redundant",
     "rack_networks", "rack_uplink_note", "rack_outside_address", "rack_bmc_networks",
 )  # fmt: skip
+# Facts of earlier inventories, and what says the same now.
+GONE_FACTS = {"rack_active_gpus": "gpu_policy_spares, the number of GPUs that stand by"}
 # A role whose inputs begin like facts do; they are judged as inputs (check_role_inputs).
 ROLE_LIKE_FACTS = "rack_firewall_"
 GPU_KEYS = ("model", "count", "power_max_w", "power_min_w", "power_cap_w", "idle_w", "link_width")
@@ -38,10 +48,17 @@ LABEL_FORM = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 UUID_FORM = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 # The domain has four digits in sysfs and eight in nvidia-smi; both are taken.
 BUS_ID_FORM = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{4})?:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
-# Sizes beyond which a figure is a slip of the pen: GPUs in one host, watts of one GPU.
+# Sizes beyond which a figure is a slip of the pen: GPUs in one host, watts of one GPU, feeds of one rack.
 MOST_GPUS = 64
 MOST_GPU_W = 10000
-OVERRIDE_KEYS = ("uuid", "serial", "bus_id", "model", "power_cap_w", "power_cap_percent", "link_width")
+MOST_FEEDS = 8
+# At what an idle spare counts, beside watts.
+SPARE_WORDS = ("min_cap", "cap")
+OVERRIDE_KEYS = (
+    "uuid", "serial", "bus_id", "model", "power_cap_w", "power_cap_percent", "link_width", "link_gen", "nvlink_links",
+)  # fmt: skip
+MISSING_KEYS = ("bus_id", "until", "reason")
+SLOT = re.compile(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{2}:[01][0-9a-f](?:\.[0-7])?", re.IGNORECASE)
 # Words that people use for a GPU's place in nvidia-smi's list.
 # Which GPU, and what a MIG layout says beside it; a profile as the node's own parser takes it.
 GPU_NAMES = ("uuid", "serial", "bus_id", "model")
@@ -437,6 +454,32 @@ def _fact_number(inventory: Inventory, host: str, name: str, low: float, high: f
         inventory.add(host, name, shown(value), f"a number from {low:g} to {high:g}")
 
 
+def _fact_word(inventory: Inventory, host: str, name: str, words: tuple[Any, ...]) -> None:
+    value = inventory.variables[host].get(name)
+    # 1 is equal to True.
+    if value is not None and (not isinstance(value, type(words[0])) or value not in words):
+        wanted = " or ".join(str(word).lower() for word in words)
+        inventory.add(host, name, f"{shown(value)} ({type_word(value)})", wanted)
+
+
+def _check_feeds(inventory: Inventory, host: str) -> None:
+    """How many feeds there are, and what may happen on them."""
+    feeds = inventory.variables[host].get("rack_feeds")
+    if feeds is not None and not (is_whole(feeds) and 1 <= feeds <= MOST_FEEDS):
+        inventory.add(host, "rack_feeds", shown(feeds), f"a whole number from 1 to {MOST_FEEDS}")
+    _fact_word(inventory, host, "rack_feeds_redundant", (True, False))
+    _fact_word(inventory, host, "rack_failover_may_exceed", (True, False))
+    _fact_word(inventory, host, "rack_failover_hosts", ("one", "all"))
+
+
+def _check_spare(inventory: Inventory, host: str) -> None:
+    """At what an idle spare counts."""
+    value = inventory.variables[host].get("rack_spare_w")
+    if value is not None and value not in SPARE_WORDS and not (is_number(value) and 0 <= value <= MOST_GPU_W):
+        wanted = f"{', '.join(SPARE_WORDS)}, or the watts measured on an idle card, 0 to {MOST_GPU_W}"
+        inventory.add(host, "rack_spare_w", f"{shown(value)} ({type_word(value)})", wanted)
+
+
 def _fact_text(inventory: Inventory, host: str, name: str) -> None:
     value = inventory.variables[host].get(name)
     if inventory.missing(host, name):
@@ -483,7 +526,9 @@ def check_rack_facts(inventory: Inventory) -> None:
     """Facts that are missing, of the wrong type, impossible or misspelt. Any Unicode is welcome in names."""
     for host in inventory.hosts:
         for name in inventory.variables[host]:
-            if name.startswith("rack_") and name not in RACK_FACTS and not name.startswith(ROLE_LIKE_FACTS):
+            if name in GONE_FACTS:
+                inventory.add(host, name, "is gone", GONE_FACTS[name], "remove it, and set that instead")
+            elif name.startswith("rack_") and name not in RACK_FACTS and not name.startswith(ROLE_LIKE_FACTS):
                 found = "unknown" + did_you_mean(name, RACK_FACTS)
                 inventory.add(host, name, found, "one of " + ", ".join(RACK_FACTS), "rename or remove it")
         _fact_text(inventory, host, "rack_name")
@@ -496,6 +541,8 @@ def check_rack_facts(inventory: Inventory) -> None:
         _fact_number(inventory, host, "rack_psu_efficiency", 0.5, 1)
         _fact_number(inventory, host, "rack_host_base_w", 0, 100000)
         _fact_number(inventory, host, "rack_other_w", 0, 1000000)
+        _check_feeds(inventory, host)
+        _check_spare(inventory, host)
         _check_gpus(inventory, host)
         _check_networks(inventory, host, "rack_networks")
         _check_networks(inventory, host, "rack_bmc_networks")
@@ -628,12 +675,6 @@ def _check_gpus(inventory: Inventory, host: str) -> None:
         if twin is not None:
             inventory.add(host, f"rack_gpus[{position}].model", f"{shown(model)}, also listed as {shown(twin)}",
                           "each model once", "add up the counts in one entry")  # fmt: skip
-    total = sum(count for entry in value if isinstance(entry, Mapping) and is_whole(count := entry.get("count")))
-    active = inventory.variables[host].get("rack_active_gpus")
-    if active is not None and not (is_whole(active) and 0 <= active <= total):
-        inventory.add(
-            host, "rack_active_gpus", shown(active), f"a whole number from 0 to {total}, the GPUs of this host"
-        )
 
 
 def _check_gpu_entry(inventory: Inventory, host: str, where: str, entry: Any) -> None:
@@ -736,11 +777,14 @@ def check_gpu_policy(inventory: Inventory) -> None:
         models = _models_of(variables)
         cap, overrides = variables.get("gpu_policy_power_cap_w"), variables.get("gpu_policy_overrides")
         if cap is not None and cap != "auto":
-            _check_cap(inventory, host, "gpu_policy_power_cap_w", _from_command_line(cap), _ranges(models))
+            _check_cap(inventory, host, "gpu_policy_power_cap_w", from_command_line(cap), _ranges(models))
         _check_count(inventory, host)
         layouts = variables.get("gpu_policy_mig")
         for position, entry in enumerate(layouts if isinstance(layouts, (list, tuple)) else []):
             _check_layout(inventory, host, f"gpu_policy_mig[{position}]", entry, models)
+        for finding in spare_findings(variables, _total(variables), list(models.values())):
+            inventory.add(host, *finding)
+        _check_known_missing(inventory, host)
         if overrides is None:
             continue
         if not isinstance(overrides, (list, tuple)):
@@ -750,15 +794,52 @@ def check_gpu_policy(inventory: Inventory) -> None:
             _check_override(inventory, host, f"gpu_policy_overrides[{position}]", entry, models)
 
 
+def _total(variables: Mapping[str, Any]) -> int:
+    """How many GPUs rack_gpus lists."""
+    listed = variables.get("rack_gpus")
+    entries = listed if isinstance(listed, (list, tuple)) else []
+    return sum(number for entry in entries if isinstance(entry, Mapping) and is_whole(number := entry.get("count")))
+
+
 def _check_count(inventory: Inventory, host: str) -> None:
     """The count that the playbook hands over is that of rack_gpus; another one in the inventory would go unread."""
     count, listed = inventory.variables[host].get("gpu_policy_gpu_count"), inventory.variables[host].get("rack_gpus")
     if count is None or not isinstance(listed, (list, tuple)):
         return
-    total = sum(number for entry in listed if isinstance(entry, Mapping) and is_whole(number := entry.get("count")))
-    if _from_command_line(count) != total:
+    total = _total(inventory.variables[host])
+    if from_command_line(count) != total:
         inventory.add(host, "gpu_policy_gpu_count", shown(count), f"{total}, the sum of rack_gpus",
                       "correct rack_gpus and remove gpu_policy_gpu_count")  # fmt: skip
+
+
+def _check_known_missing(inventory: Inventory, host: str) -> None:
+    """Slots without their card: each once, until a day, for a reason. One whose day has passed excuses nothing."""
+    name = "gpu_policy_known_missing"
+    entries = inventory.variables[host].get(name)
+    slots: list[str] = []
+    for position, entry in enumerate(entries if isinstance(entries, (list, tuple)) else []):
+        where = f"{name}[{position}]"
+        if not isinstance(entry, Mapping) or sorted(map(str, entry)) != sorted(MISSING_KEYS):
+            inventory.add(host, where, shown(entry), "a mapping of " + ", ".join(MISSING_KEYS) + " and no more")
+            continue
+        slot, until, reason = (entry[key] for key in MISSING_KEYS)
+        if not isinstance(slot, str) or not SLOT.fullmatch(slot.strip()):
+            inventory.add(host, f"{where}.bus_id", shown(slot), "a slot such as 0000:31:00.0, in quotes")
+        elif slot.strip().lower() in slots:
+            inventory.add(host, f"{where}.bus_id", f"{shown(slot)}, a second time", "each slot once", "remove one")
+        else:
+            slots.append(slot.strip().lower())
+        if not isinstance(until, date) and not _is_day(until):
+            inventory.add(host, f"{where}.until", shown(until), "a day such as 2026-12-31")
+        if not isinstance(reason, str) or not reason.strip():
+            inventory.add(host, f"{where}.reason", shown(reason), "a few words, such as a ticket's number")
+
+
+def _is_day(value: Any) -> bool:
+    try:
+        return bool(date.fromisoformat(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def check_servers(inventory: Inventory) -> None:
@@ -775,14 +856,6 @@ def check_servers(inventory: Inventory) -> None:
                 server_addresses(value, name)
             except FilterError as error:
                 inventory.by_host[host].append(f"{host}: {error}. Next: {CORRECT}")
-
-
-def _from_command_line(value: Any) -> Any:
-    """A number given by -e arrives as text; the role takes it as a number."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _ranges(models: Mapping[str, tuple[float, float]]) -> list[tuple[str, float, float]]:
@@ -927,7 +1000,9 @@ def preflight_findings(errors: Any, plan: Any, facts: Any) -> dict[str, dict[str
         rack = racks.get((str(values.get("rack_site") or ""), str(values.get("rack_name") or "")))
         refused = rack is not None and not rack["fits"]
         if rack is not None and (refused or not lines):
-            lines += rack["lines"] if refused else rack["lines"][-1:]
+            # What is wrong with this host's own facts is told once, by the check of the inventory.
+            twice = [line for line in rack["errors"] if own and line.startswith(f"{host}: ")]
+            lines += [line for line in rack["lines"] if line not in twice] if refused else rack["lines"][-1:]
         findings[host] = {"ok": not errors["inventory"] and not own and not refused, "lines": lines}
     return findings
 

@@ -17,6 +17,10 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 # What an argument specification cannot say: lowest and highest value, both allowed.
 RANGES: dict[str, tuple[float, float]] = {
     "gpu_policy_gpu_count": (0, 64),
+    "gpu_policy_link_gen": (1, 6),  # PCIe generations that a node can read (pcie.GENERATIONS)
+    "gpu_policy_nvlink_links": (0, 36),  # NVML_NVLINK_MAX_LINKS
+    "gpu_policy_spare_power_cap_w": (1, 10_000),
+    "gpu_policy_spares": (0, 63),
     "node_agent_boot_wait_s": (0, 3600),  # as `steadyrack gpu apply --wait` takes it
     "node_agent_time_interval_s": (1, 3600),  # as `steadyrack time watch --interval` takes it
     "node_agent_verify_interval_s": (30, 86400),
@@ -105,10 +109,18 @@ def role_input_errors(errors: Any, facts: Any, specs: Any) -> dict[str, Any]:
         )
     options = {name: option for spec in specs.values() for name, option in _options(spec)}
     hosts = {
-        host: [*lines, *(f"{host}: {text}" for text in _errors_of(facts.get(host, {}), options))]
+        host: [*lines, *_untold(host, lines, _errors_of(facts.get(host, {}), options))]
         for host, lines in errors["hosts"].items()
     }
     return {**errors, "hosts": hosts}
+
+
+def _untold(host: str, lines: list[str], texts: Iterator[str]) -> Iterator[str]:
+    """The errors of inputs of which ``lines`` say nothing yet: one mistake is one line."""
+    for text in texts:
+        name = text.partition(":")[0]
+        if not any(line.startswith(f"{host}: {name}: ") for line in lines):
+            yield f"{host}: {text}"
 
 
 def _options(spec: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -210,7 +222,7 @@ def _figure(number: float) -> str:
 
 
 def _out_of_range(name: str, value: Any) -> Iterator[str]:
-    if name == "gpu_policy_link_width" and value not in LINK_WIDTHS:
+    if name in ("gpu_policy_link_width", "gpu_policy_nvme_link_width") and value not in LINK_WIDTHS:
         yield f"{name}: {value!r}; wanted one of {', '.join(map(str, LINK_WIDTHS))}. Next: correct it"
     if name in RANGES:
         low, high = RANGES[name]

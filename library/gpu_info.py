@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: gpu_info
 short_description: Read the GPUs of a host through NVML and the PCI bus
 description:
-  - Reads every GPU's identity, power limits, link, temperature, ECC, remapped rows and MIG mode in one
-    pass, and judges count, power cap, persistence and link width against the host's policy file.
+  - Reads every GPU's identity, power limits, links, temperatures, ECC, remapped rows and MIG mode in one
+    pass, and judges count, power cap, persistence and links against the host's policy file, and the cards' health.
   - Reads in a child process with a deadline on every call. A GPU that is lost or hangs appears with that
     state and the others are read.
   - A value that the driver does not give is null, with the driver's error under C(errors). It is never 0.
@@ -57,8 +57,19 @@ gpu_info:
       description: The same GPUs as the PCI bus shows them, with the way up to the root port.
       type: list
       elements: dict
+    roles:
+      description: >-
+        By UUID, the role that the agent has given each GPU (active, spare, draining, failed, unaccepted) with bus_id,
+        since and reason. Empty where the policy keeps none.
+      type: dict
+    listed:
+      description: UUIDs that jobs are given; null where there is no list.
+      type: list
+      elements: str
     checks:
-      description: Rows C(gpu.count), C(gpu.power_cap), C(gpu.persistence), C(gpu.mig) and C(pcie.width).
+      description: >-
+        Rows C(gpu.*), C(pcie.*) and C(nvlink.links); docs/checks.md has each of them. Rises of error counts are judged
+        against the baseline that the agent keeps on the host; this module does not write it.
       type: list
       elements: dict
 """
@@ -67,7 +78,7 @@ import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.steadyrack import gpu_checks, gpu_policy, nvml, pcie
+from ansible.module_utils.steadyrack import gpu_baseline, gpu_checks, gpu_policy, nvml, pcie
 from ansible.module_utils.steadyrack.errors import SteadyrackError
 
 # Where the file systems of the host begin; tests put a tree of their own here.
@@ -79,9 +90,17 @@ def read(policy_path):
     policy = gpu_policy.load(os.path.join(ROOT, policy_path.lstrip("/")))
     pci = pcie.read_gpus(ROOT)
     record = nvml.read_node(ROOT, [device["bus_id"] for device in pci])
-    rows = gpu_checks.rows(policy, record, pci, socket.gethostname())
+    host = socket.gethostname()
+    roles = gpu_checks.roles_of(policy, ROOT, host)
+    known = gpu_checks.Found(
+        roles=roles, baseline=gpu_baseline.look(ROOT, record["gpus"]), nvme=tuple(pcie.read_nvme(ROOT))
+    )
+    rows = gpu_checks.rows(policy, record, pci, host, known)
     node = {key: value for key, value in record.items() if key != "gpus"}
-    return {"node": node, "gpus": record["gpus"], "pci": pci, "checks": rows}
+    found = {"node": node, "gpus": record["gpus"], "pci": pci, "checks": rows, "roles": {}, "listed": None}
+    if roles is not None:
+        found.update(roles=(roles.state or {"gpus": {}})["gpus"], listed=roles.listed)
+    return found
 
 
 def main():

@@ -10,11 +10,15 @@ description:
   - Writes the policy file that the steadyrack agent keeps true between runs, and brings the GPUs to it.
   - Every GPU is checked against its own limits before one of them, or the file, is changed. When a cap does
     not fit, the module fails with one message that lists every such GPU.
-  - Persistence is set before caps, and MIG after both. An instance with a process on it is never taken away, and
-    no GPU is reset on purpose. What waits for jobs or for a reset is a warning and a row that fails, not an error. NVML
-    itself resets an idle Ampere GPU when it can change the MIG mode at once; caps are then set again.
-  - After a change everything is read back by a new NVML client, and the
-    module fails when a GPU does not stand as asked for. Rows are in C(checks) in both cases.
+  - Persistence is set before caps, caps before compute modes, and MIG after them. An instance with a process on it is
+    never taken away, and no GPU is reset on purpose. What waits for jobs or for a reset is a warning and a row that
+    fails, not an error. NVML itself resets an idle Ampere GPU when it can change the MIG mode at once; caps are then
+    set again.
+  - After a change everything is read back by a new NVML client, and the module fails when a GPU does not stand as
+    asked for. Rows are in C(checks) in both cases.
+  - With C(spares) in the policy each GPU has a role, and this does what the agent does between runs
+    (docs/spare.md). A run never undoes a take-over. A spare is closed before caps change, caps fall before others
+    rise, and a GPU is opened last, when its cap has been read back; then the list for jobs names it.
   - A GPU that is lost, hangs or is missing is reported, with a warning, and the others are set.
   - In check mode nothing is written. Where the agent's NVML binding or the driver is not there yet, the
     intended policy is shown and the GPUs' state is called unknown.
@@ -26,8 +30,12 @@ attributes:
 options:
   policy:
     description:
-      - The policy, version 1. C(power_cap) and C(link_width) are lists of rules; of the rules that match a GPU
-        the most specific wins, in the order C(uuid), C(serial), C(bus_id), C(model), C(all).
+      - The policy, version 1. C(power_cap), C(link_width), C(link_gen) and C(nvlink_links) are lists of rules; of the
+        rules that match a GPU the most specific wins, in the order C(uuid), C(serial), C(bus_id), C(model), C(all).
+      - C(nvme_link_width), C(peer_to_peer) and C(known_missing) (bus_id, until, reason) are what the checks expect.
+      - C(spares) has C(count), C(gpus) (each named by C(uuid), C(serial) or C(bus_id)), C(power_cap_w) of those that
+        are not active (null is their lowest) and C(environment) (whether /etc/environment has the list for jobs).
+        C(compute_mode) is that of active GPUs. C(xid_actions) maps Xid codes to ignore, app, check, reset or reboot.
       - C(mig) is such a list as well, with C(devices), a mapping of MIG profile to number of instances; an empty one
         is MIG off, and C(mig=false) is MIG off everywhere. GPUs without a rule are left as they are; MIG on there
         is reported.
@@ -73,12 +81,15 @@ gpus:
     uuid: {description: The GPU's name., type: str}
     bus_id: {description: Its slot., type: str}
     state: {description: "ok, lost, reset_required, timeout or unreachable.", type: str}
+    role: {description: "active, spare, draining, failed or unaccepted; null without spares in the policy.", type: str}
     wanted_power_cap_w: {description: The cap wanted of it in W., type: float}
-    before: {description: "power_cap_w, persistence, and mig where a layout is declared.", type: dict}
+    before: {description: "power_cap_w, persistence, compute_mode, and mig where declared.", type: dict}
     after: {description: The same afterwards., type: dict}
     note: {description: How the wish was fitted to the card., type: str}
     failure: {description: What a setter answered., type: str}
 changes: {description: "Settings made or intended, with their cause.", type: list, elements: dict, returned: always}
+events: {description: What happened to the roles of GPUs., type: list, elements: dict, returned: always}
+files: {description: "Paths of the list for jobs, where they differed.", type: list, elements: str, returned: always}
 previous_path: {description: File on the host with the values before., type: str, returned: always}
 checks: {description: "Rows as from gpu_info, after the change.", type: list, elements: dict, returned: always}
 """
@@ -87,7 +98,7 @@ import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.steadyrack import files, gpu_apply, gpu_policy
+from ansible.module_utils.steadyrack import files, gpu_apply, gpu_policy, gpu_tell
 from ansible.module_utils.steadyrack.errors import SteadyrackError, ToolError
 
 # Where the file systems of the host begin; tests put a tree of their own here.
@@ -119,18 +130,25 @@ def result(outcome, policy, check_mode, path, contents):
     diff = [{"before_header": path, "after_header": path, "before": (old or b"").decode("utf-8", "replace"),
              "after": content.decode("utf-8")}]  # fmt: skip
     found = {"changed": old != content, "policy_changed": old != content, "state": "not_read", "gpus": [],
-             "changes": [], "checks": [], "diff": diff,
+             "changes": [], "checks": [], "events": [], "files": [], "diff": diff,
              "previous_path": gpu_apply.PREVIOUS_PATH}  # fmt: skip
     if outcome is not None:
         entries = gpu_apply.report(outcome, policy, check_mode)
         found.update(
             changed=found["changed"] or outcome.changed, state=outcome.before["state"], gpus=entries,
-            changes=outcome.changes, checks=outcome.rows,
+            changes=outcome.changes, checks=outcome.rows, events=outcome.events, files=sorted(outcome.files),
         )  # fmt: skip
+        diff.extend({"before_header": name, "after_header": name, "before": shown(there), "after": shown(wanted)}
+                    for name, (there, wanted) in outcome.files.items())  # fmt: skip
         diff.append({"before_header": "GPU settings", "after_header": "GPU settings",
                      "before": gpu_apply.as_lines(entries, "before"),
                      "after": gpu_apply.as_lines(entries, "after")})  # fmt: skip
     return found
+
+
+def shown(text):
+    """A file's text for a diff; bytes that are no UTF-8 travel as surrogates, which Ansible cannot print."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def main():
@@ -154,6 +172,8 @@ def main():
     if outcome is not None:
         for line in gpu_apply.warnings(outcome):
             module.warn(line)
+        if outcome.events and not module.check_mode:
+            gpu_tell.deliver(ROOT, lambda level, text: module.warn(text) if level != "notice" else None, os.geteuid())
         broken = [] if module.check_mode else outcome.broken()
         if broken:
             said = "; ".join(f"{row['id']} {row['subject']}: {row['state']} ({row['reason']})" for row in broken)

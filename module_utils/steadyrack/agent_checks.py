@@ -20,6 +20,11 @@ BOOT_UNIT = "steadyrack-gpu.service"
 TIMER = "steadyrack-gpu.timer"
 VERIFY_UNIT = "steadyrack-gpu-verify.service"
 WATCH_UNIT = "steadyrack-time-watch.service"
+GPU_WATCH_UNIT = "steadyrack-gpu-watch.service"
+_WITHOUT = {
+    WATCH_UNIT: "a clock that goes wrong would ring no alarm",
+    GPU_WATCH_UNIT: "a GPU that fails is seen by the timer only",
+}
 NOTE_PATH = "etc/steadyrack/node_agent.json"
 UNIT_DIRECTORY = "usr/lib/systemd/system"
 _PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,Result"
@@ -39,7 +44,7 @@ def keeps_gpus(root: str = "/") -> bool:
 def checks(root: str = "/", runner: Callable[..., Completed] = run) -> list[Row]:
     """One row for each unit of ours. Never raises: a systemd that does not answer is a row ``unknown``."""
     gpus = keeps_gpus(root)
-    names = [BOOT_UNIT, TIMER, VERIFY_UNIT] if gpus else []
+    names = [BOOT_UNIT, TIMER, VERIFY_UNIT, GPU_WATCH_UNIT] if gpus else []
     try:
         shown = runner(["systemctl", "show", f"--property={_PROPERTIES}", *names, WATCH_UNIT])
         booted = runner(["systemctl", "show", "--property=UserspaceTimestampMonotonic"])
@@ -52,7 +57,7 @@ def checks(root: str = "/", runner: Callable[..., Completed] = run) -> list[Row]
     for name, unit in found.items():
         if units.masked_on_disk(name, root):
             unit.update(LoadState="masked")  # made by hand, and not known to systemd yet
-    rows = [watch_row(found.get(WATCH_UNIT, {}))]
+    rows = [watch_row(WATCH_UNIT, found.get(WATCH_UNIT, {}))]
     if not gpus:
         return rows
     boot_time = boot_time_s(booted.out)
@@ -61,6 +66,7 @@ def checks(root: str = "/", runner: Callable[..., Completed] = run) -> list[Row]
         boot_row(found.get(BOOT_UNIT, {}), boot_time, installed),
         timer_row(found.get(TIMER, {})),
         verify_row(found.get(VERIFY_UNIT, {})),
+        watch_row(GPU_WATCH_UNIT, found.get(GPU_WATCH_UNIT, {})),
         *rows,
     ]
 
@@ -108,17 +114,17 @@ def timer_row(unit: dict[str, str]) -> Row:
     return _row(TIMER, verdict.PASS, "active", None)
 
 
-def watch_row(unit: dict[str, str]) -> Row:
-    """The watch over the clock must run now and after the next boot: nobody else rings."""
+def watch_row(name: str, unit: dict[str, str]) -> Row:
+    """A watch must run now and after the next boot: nobody else rings, or acts at once."""
     trouble = _not_there(unit) or _not_enabled(unit)
     state = unit.get("ActiveState") or "inactive"
     if trouble is None and state == "activating":
-        return _row(WATCH_UNIT, verdict.UNKNOWN, state, "it is starting")
+        return _row(name, verdict.UNKNOWN, state, "it is starting")
     if trouble is None and state != "active":
         trouble = state
     if trouble:
-        return _row(WATCH_UNIT, verdict.FAIL, trouble, f"it is {trouble}: a clock that goes wrong would ring no alarm")
-    return _row(WATCH_UNIT, verdict.PASS, "active", None)
+        return _row(name, verdict.FAIL, trouble, f"it is {trouble}: {_WITHOUT[name]}")
+    return _row(name, verdict.PASS, "active", None)
 
 
 def verify_row(unit: dict[str, str]) -> Row:

@@ -50,9 +50,9 @@ class Delivery(NamedTuple):
     due: float = 0.0  # monotonic s
 
     @property
-    def alarm(self) -> tuple[str, Any, Any]:
-        """What a newer event takes the place of."""
-        return (self.hook, self.event.get("id"), self.event.get("subject"))
+    def alarm(self) -> tuple[str, Any, Any, Any]:
+        """What a newer event takes the place of; one with an ``occurrence`` is news by itself, and none replaces it."""
+        return (self.hook, self.event.get("id"), self.event.get("subject"), self.event.get("occurrence"))
 
 
 class _Running(NamedTuple):

@@ -2,9 +2,12 @@
 """Bring the GPUs to their policy: read, check all, set what differs, let go, read back.
 
 Order: persistence before caps, because a cap is lost when the last user of a GPU ends with
-persistence off; then MIG, and the caps again where the change of its mode reset the GPU. The reading
-after a change is done by a new child, so that a cap which only held as long as we did is seen. A GPU
-that is lost or hangs is reported and the others are done. One lock for the agent and for Ansible.
+persistence off. A GPU that is not to be used is closed before a cap of it changes, caps fall before
+others rise; then MIG, and the caps again where the change of its mode reset the GPU. A GPU is opened
+last, when its cap has been read back: see gpu_roles.py, which keeps who is active and who stands by.
+The reading after a change is done by a new child, so that a cap which only held as long as we did is
+seen. A GPU that is lost or hangs is reported and the others are done. One lock for the agent and for
+Ansible.
 
 Who owns persistence: the nvidia-persistenced daemon where its unit is installed; it is started if
 need be and then only looked at. NVML's own setter is for nodes without that unit: used beside the
@@ -18,7 +21,7 @@ import os
 import time
 from typing import Any, Callable, Dict, Sequence, Tuple
 
-from . import files, gpu_checks, gpu_mig, gpu_policy, nvml, pcie, verdict
+from . import files, gpu_baseline, gpu_checks, gpu_mig, gpu_policy, gpu_roles, nvml, pcie, verdict
 from .errors import SteadyrackError
 from .gpu_policy import Policy, Wish
 from .run import Completed, run
@@ -50,15 +53,27 @@ class Outcome:
         self.mig_failures: dict[str, str] = {}
         self.notes: list[str] = []
         self.rows: list[Record] = []
+        self.roles: gpu_roles.Roles | None = None
+        # Path -> (there, wanted), of the list for jobs: written, or in check mode to be written.
+        self.files: Record = {}
 
     @property
     def changed(self) -> bool:
         """True when something was, or in check mode would be, set."""
-        return bool(self.changes)
+        return bool(self.changes or self.files or self.events)
+
+    @property
+    def events(self) -> list[Record]:
+        """What happened to the roles of GPUs; see gpu_spare.py."""
+        return [] if self.roles is None else self.roles.events
+
+    def wish(self, policy: Policy, gpu: Record) -> Wish:
+        """What the policy wants of a GPU in its role."""
+        return gpu_policy.resolve(policy, gpu, None if self.roles is None else self.roles.role(gpu))
 
     def broken(self) -> list[Record]:
         """The rows that say a setting is not as asked for, on a GPU that is there to be set."""
-        ours = ("gpu.power_cap", "gpu.persistence")
+        ours = ("gpu.power_cap", "gpu.persistence", "gpu.compute_mode")
         return [
             row
             for row in verdict.failed(self.rows)
@@ -88,36 +103,104 @@ def apply(
     NVML is not usable gives an outcome without changes whose ``before["state"]`` says why.
     """
     pci = pcie.read_gpus(root)
-    addresses = [device["bus_id"] for device in pci]
     with contextlib.ExitStack() as stack:
         if not check:
             # A look needs no lock: it may run as anybody, and beside a run that sets.
             stack.enter_context(files.locked(_below(root, LOCK_PATH)))
         session = stack.enter_context(nvml.Session(root, **deadlines))
-        outcome = Outcome(session.read(addresses), pci)
+        outcome = _look(policy, (root, host), session, pci, runner)
         gpu_mig.look(session, outcome.before["gpus"], policy)
-        pairs = [(gpu, gpu_policy.resolve(policy, gpu)) for gpu in outcome.before["gpus"]]
+        pairs = [(gpu, outcome.wish(policy, gpu)) for gpu in outcome.before["gpus"]]
         if strict:
             gpu_policy.refuse(pairs)
             gpu_mig.refuse(pairs)
         outcome.notes = [f"{gpu_policy.label(gpu)}: {wish.note}" for gpu, wish in pairs if wish.note]
-        outcome.changes = wanted_changes(pairs) + gpu_mig.wanted_changes(pairs)
+        outcome.changes = [_told_by_role(change, outcome.events) for change in wanted_changes(pairs)]
+        outcome.changes += gpu_mig.wanted_changes(pairs)
+        if outcome.roles is not None:
+            outcome.files = outcome.roles.wanted_files(outcome.before)
         if ready is not None:
             ready(outcome)
-        if outcome.changes and not check:
-            remember(_below(root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
-            _set_all(session, outcome, policy, runner)
-            _apply_mig(session, outcome, policy, runner)
-            session.drop()
-            outcome.after = session.read(addresses)
-            gpu_mig.look(session, outcome.after["gpus"], policy)
-            gpu_mig.note_failures(outcome.after["gpus"], outcome.mig_failures)
-    outcome.rows = gpu_checks.rows(policy, outcome.after, pci, host, outcome.failures)
+        if not check:
+            _carry_out(session, outcome, policy, runner)
+    if check:
+        baseline = gpu_baseline.look(root, outcome.after["gpus"])
+    else:
+        # From a card's first minutes on, and after every boot: what rises later is measured from here.
+        baseline = gpu_baseline.keep(root, outcome.after["gpus"], repair=False)
+        outcome.notes += [] if baseline.trouble is None else [baseline.trouble]
+    known = gpu_checks.Found(outcome.failures, outcome.roles, baseline)
+    outcome.rows = gpu_checks.setting_rows(policy, outcome.after, pci, host, known)
     return outcome
 
 
+def _told_by_role(change: Record, events: Sequence[Record]) -> Record:
+    """A change that follows from what has just happened to the GPU's role is nobody's doing."""
+    return dict(change, cause="role") if any(event["uuid"] == change["uuid"] for event in events) else change
+
+
+def _look(
+    policy: Policy,
+    place: tuple[str, str],
+    session: nvml.Session,
+    pci: Sequence[Record],
+    runner: Callable[..., Completed],
+) -> Outcome:
+    """What is there, and the roles that follow from it. ``place``: root and host name."""
+    if policy.spares is None:
+        return Outcome(session.read([device["bus_id"] for device in pci]), pci)
+    roles = gpu_roles.Roles(policy, *place)
+    outcome = Outcome(roles.decide(session, pci, runner), pci)
+    outcome.roles = roles
+    return outcome
+
+
+def _carry_out(session: nvml.Session, outcome: Outcome, policy: Policy, runner: Callable[..., Completed]) -> None:
+    """Roles, cards and list, in the order that holds at every step; see gpu_roles.py."""
+    addresses = [device["bus_id"] for device in outcome.pci]
+    if outcome.roles is not None:
+        outcome.roles.begin(outcome.before)
+    if outcome.changes:
+        remember(_below(session.root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
+        opening = [change for change in outcome.changes if opens(change)]
+        _set_all(session, outcome, [change for change in outcome.changes if not opens(change)], policy, runner)
+        if any(change["setting"] == "mig" for change in outcome.changes):
+            _apply_mig(session, outcome, policy, runner)
+        session.drop()
+        outcome.after = session.read(addresses)
+        if opening:
+            _open_all(session, outcome, opening, policy)
+            session.drop()
+            outcome.after = session.read(addresses)
+        gpu_mig.look(session, outcome.after["gpus"], policy)
+        gpu_mig.note_failures(outcome.after["gpus"], outcome.mig_failures)
+    if outcome.roles is not None:
+        outcome.roles.finish(outcome.after, lambda gpu: outcome.wish(policy, gpu))
+
+
+def opens(change: Record) -> bool:
+    """Whether this lets jobs onto a GPU."""
+    return change["setting"] == "compute_mode" and change["after"] != "prohibited"
+
+
+def _open_all(session: nvml.Session, outcome: Outcome, opening: Sequence[Record], policy: Policy) -> None:
+    """Open the GPUs whose caps are in force; another one stays closed, and that is said."""
+    now = gpu_roles.by_uuid(outcome.after)
+    for change in opening:
+        uuid = change["uuid"]
+        gpu = now.get(uuid)
+        if gpu is None or not gpu_roles.capped(gpu, outcome.wish(policy, gpu)):
+            limit = "unknown" if gpu is None else gpu["power"]["enforced_w"]
+            outcome.failures[uuid] = f"not opened: its enforced limit is {limit} W, more than its cap"
+            continue
+        try:
+            session.set_compute_mode(uuid, change["after"])
+        except SteadyrackError as error:
+            outcome.failures[uuid] = error.sentence()
+
+
 def wanted_changes(pairs: Sequence[Pair]) -> list[Record]:
-    """What has to be set, persistence first, each with the value before and why it differs."""
+    """What has to be set, in the order in which it is set, each with the value before and why it differs."""
     changes = []
     for gpu, wish in pairs:
         known = None not in (wish.persistence, gpu["persistence"])
@@ -125,11 +208,31 @@ def wanted_changes(pairs: Sequence[Pair]) -> list[Record]:
             # Off is what every GPU is after a boot, so off is lost, and only an unwanted on is somebody's doing.
             cause = "lost_state" if wish.persistence else "drift"
             changes.append(_change(gpu, "persistence", gpu["persistence"], wish.persistence, cause))
+    modes = [_mode_change(gpu, wish) for gpu, wish in pairs if _mode_differs(gpu, wish)]
+    caps = []
     for gpu, wish in pairs:
         cause = gpu_policy.cap_state(gpu, wish)
         if _settable(gpu) and wish.cap_mw is not None and cause in ("drift", "lost_state", "not_applied"):
-            changes.append(_change(gpu, "power_cap_w", gpu["power"]["requested_w"], wish.cap_mw / 1000, cause))
-    return changes
+            caps.append(_change(gpu, "power_cap_w", gpu["power"]["requested_w"], wish.cap_mw / 1000, cause))
+    # What falls makes room for what rises.
+    caps.sort(key=lambda change: bool(change["after"] > change["before"]))
+    return [
+        *changes,
+        *(change for change in modes if not opens(change)),
+        *caps,
+        *(change for change in modes if opens(change)),
+    ]
+
+
+def _mode_differs(gpu: Record, wish: Wish) -> bool:
+    known = None not in (wish.compute_mode, gpu["compute_mode"])
+    return _settable(gpu) and known and gpu["compute_mode"] != wish.compute_mode
+
+
+def _mode_change(gpu: Record, wish: Wish) -> Record:
+    """After a boot every GPU is in `default`: that is lost state, all else is somebody's doing."""
+    cause = "lost_state" if gpu["compute_mode"] == "default" else "drift"
+    return _change(gpu, "compute_mode", gpu["compute_mode"], wish.compute_mode, cause)
 
 
 def _settable(gpu: Record) -> bool:
@@ -149,20 +252,22 @@ def _apply_mig(session: nvml.Session, outcome: Outcome, policy: Policy, runner: 
     reset = False
     for gpu in outcome.before["gpus"]:
         try:
-            reset = gpu_mig.bring(session, gpu, gpu_policy.resolve(policy, gpu)) or reset
+            reset = gpu_mig.bring(session, gpu, outcome.wish(policy, gpu)) or reset
         except SteadyrackError as error:
             outcome.mig_failures[str(gpu["uuid"])] = error.sentence()
             reset = True  # the mode may have changed before the step that failed
     if reset:
         again = Outcome(session.read([device["bus_id"] for device in outcome.pci]), outcome.pci)
-        again.changes = wanted_changes([(gpu, gpu_policy.resolve(policy, gpu)) for gpu in again.before["gpus"]])
-        _set_all(session, again, policy, runner)
+        again.changes = wanted_changes([(gpu, outcome.wish(policy, gpu)) for gpu in again.before["gpus"]])
+        _set_all(session, again, [change for change in again.changes if not opens(change)], policy, runner)
         outcome.failures.update(again.failures)
 
 
-def _set_all(session: nvml.Session, outcome: Outcome, policy: Policy, runner: Callable[..., Completed]) -> None:
+def _set_all(
+    session: nvml.Session, outcome: Outcome, ours: Sequence[Record], policy: Policy, runner: Callable[..., Completed]
+) -> None:
     """Make the changes but those of MIG; what one GPU answers does not stop the others."""
-    ours = [change for change in outcome.changes if change["setting"] != "mig"]
+    ours = [change for change in ours if change["setting"] != "mig"]
     if any(change["setting"] == "persistence" for change in ours):
         owner = persistence_owner(runner, start=policy.persistence_mode is True)
         if owner == "daemon":
@@ -175,6 +280,8 @@ def _set_all(session: nvml.Session, outcome: Outcome, policy: Policy, runner: Ca
         try:
             if change["setting"] == "persistence":
                 session.set_persistence(change["uuid"], change["after"])
+            elif change["setting"] == "compute_mode":
+                session.set_compute_mode(change["uuid"], change["after"])
             else:
                 session.set_power_limit(change["uuid"], gpu_policy.milliwatts(change["after"]) or 0)
         except SteadyrackError as error:
@@ -275,7 +382,7 @@ def report(outcome: Outcome, policy: Policy, check: bool) -> list[Record]:
     now = {gpu["bus_id"]: gpu for gpu in outcome.after["gpus"]}
     entries = []
     for gpu in outcome.before["gpus"]:
-        wish = gpu_policy.resolve(policy, gpu)
+        wish = outcome.wish(policy, gpu)
         before = settings(gpu, wish)
         if check:
             after = dict(
@@ -286,6 +393,7 @@ def report(outcome: Outcome, policy: Policy, check: bool) -> list[Record]:
         entries.append(
             {
                 "uuid": gpu["uuid"], "bus_id": gpu["bus_id"], "name": gpu["name"], "state": gpu["state"],
+                "role": None if outcome.roles is None else outcome.roles.role(gpu),
                 "wanted_power_cap_w": None if wish.cap_mw is None else wish.cap_mw / 1000,
                 "before": before, "after": after, "note": wish.note,
                 "failure": outcome.failures.get(gpu["uuid"] or "", outcome.mig_failures.get(gpu["uuid"] or "")),
@@ -296,7 +404,10 @@ def report(outcome: Outcome, policy: Policy, check: bool) -> list[Record]:
 
 def settings(gpu: Record, wish: Wish) -> Record:
     """What the policy can set of a GPU, as it is now; ``mig`` where a layout is declared."""
-    found = {"power_cap_w": gpu["power"]["requested_w"], "persistence": gpu["persistence"]}
+    found = {
+        "power_cap_w": gpu["power"]["requested_w"], "persistence": gpu["persistence"],
+        "compute_mode": gpu["compute_mode"],
+    }  # fmt: skip
     return found if wish.mig is None else dict(found, mig=gpu_mig.text(gpu))
 
 
@@ -307,9 +418,13 @@ def as_lines(entries: Sequence[Record], which: str) -> str:
         values = entry[which]
         cap = "unknown" if values["power_cap_w"] is None else "{:g} W".format(values["power_cap_w"])
         on = {True: "on", False: "off", None: "unknown"}[values["persistence"]]
+        mode = values["compute_mode"] or "unknown"
         mig = ", MIG {}".format(values["mig"] or "unknown") if "mig" in values else ""
-        lines.append(f"{gpu_policy.label(entry)}: power cap {cap}, persistence {on}{mig}\n")
+        lines.append(f"{gpu_policy.label(entry)}: power cap {cap}, persistence {on}, compute mode {mode}{mig}\n")
     return "".join(lines)
+
+
+_WARNED = ("gpu.count", "gpu.power_cap", "gpu.spare", "gpu.active", "gpu.xid")
 
 
 def warnings(outcome: Outcome) -> list[str]:
@@ -319,14 +434,13 @@ def warnings(outcome: Outcome) -> list[str]:
         return [
             "NVML is {}: {}; the GPUs' state is unknown. {}".format(node["state"], node["reason"], node["next_step"])
         ]
-    ids = ("gpu.count", "gpu.power_cap")
-    odd = [row for row in outcome.rows if gpu_mig.is_worth_a_line(row) or (row["id"] in ids and _worth_a_line(row))]
+    odd = [row for row in outcome.rows if gpu_mig.is_worth_a_line(row) or (row["id"] in _WARNED and _worth_a_line(row))]
     lines = ["{} {}: {} ({})".format(row["id"], row["subject"], row["state"], row["reason"]) for row in odd]
     return lines + [f"process {pid} hangs in the driver and cannot be ended" for pid in node["abandoned"]]
 
 
 def _worth_a_line(row: Record) -> bool:
     """Findings that do not fail the run by themselves."""
-    if row["id"] == "gpu.count" or row["state"] == "missing":
-        return bool(row["verdict"] == verdict.FAIL)
+    if row["id"] in ("gpu.count", "gpu.spare", "gpu.active") or row["state"] == "missing":
+        return bool(row["verdict"] == verdict.FAIL or (row["id"] != "gpu.count" and row["severity"] == verdict.WARNING))
     return bool(row["verdict"] == verdict.UNKNOWN or row["severity"] == verdict.WARNING)

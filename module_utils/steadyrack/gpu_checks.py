@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The GPUs' part of the node's checks: count, power cap, persistence, MIG layout and link width as rows.
+"""The GPUs' part of the node's checks: count, caps, persistence, MIG and link width as rows, then their health.
 
 Three witnesses for the count: the policy, the PCI bus and NVML. What one of them cannot tell is
 unknown; where they disagree the row says so.
@@ -9,10 +9,23 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
-from . import gpu_mig, gpu_policy, nvml, pcie, verdict
+from . import (
+    gpu_baseline,
+    gpu_health,
+    gpu_mig,
+    gpu_policy,
+    gpu_roles,
+    gpu_spare_checks,
+    gpu_writers,
+    nvml,
+    pcie,
+    verdict,
+)
 from .errors import StateFileError
+from .gpu_baseline import Baseline
+from .gpu_health import subject
 from .gpu_policy import Policy, Wish
 
 Record = Dict[str, Any]
@@ -28,12 +41,7 @@ _CAP_HINTS = {
     "not_applied": "the driver accepted the cap and did not apply it: look at the kernel log, then reset the GPU",
     "missing": "no GPU here has that name: look at the slot, or correct the inventory after a swap",
 }
-_GPU_HINTS = {
-    "lost": "the GPU fell off the bus: power the host off and on, then reseat the card; it may still draw power",
-    "reset_required": "drain the host and reset the GPU",
-    "timeout": "a call hangs in the driver: look for state D and Xid lines in the kernel log",
-    "unreachable": "look at the kernel log",
-}
+_GPU_HINTS = gpu_health.STATE_HINTS
 
 
 def checks(root: str = "/") -> list[Row]:
@@ -50,24 +58,57 @@ def checks(root: str = "/") -> list[Row]:
         ]  # fmt: skip
     pci = pcie.read_gpus(root)
     node = nvml.read_node(root, [device["bus_id"] for device in pci])
-    return rows(policy, node, pci, host)
+    known = Found(
+        roles=roles_of(policy, root, host),
+        baseline=gpu_baseline.keep(root, node["gpus"]),
+        nvme=tuple(pcie.read_nvme(root)),
+    )
+    return [*rows(policy, node, pci, host, known), gpu_writers.row(root, host)]
+
+
+class Found(NamedTuple):
+    """What a pass knows beside its reading."""
+
+    failures: Mapping[str, str] = {}
+    """What a setter just answered, by UUID."""
+    roles: gpu_roles.Roles | None = None
+    """None: the policy keeps no roles."""
+    baseline: Baseline | None = None
+    """What counters are held against; None: rises are not judged."""
+    nvme: Sequence[Record] = ()
+
+
+def roles_of(policy: Policy | None, root: str, host: str) -> gpu_roles.Roles | None:
+    """The roles as they were written down; StateFileError for those of a newer agent."""
+    return None if policy is None or policy.spares is None else gpu_roles.Roles(policy, root, host)
 
 
 def rows(
-    policy: Policy | None,
-    node: Record,
-    pci: Sequence[Record],
-    host: str,
-    failures: Mapping[str, str] | None = None,
+    policy: Policy | None, node: Record, pci: Sequence[Record], host: str, known: Found | None = None
 ) -> list[Row]:
-    """Every row about GPUs, from one reading. ``failures``: what a setter just answered, by UUID."""
-    wanted = policy or Policy()
-    found = [count_row(wanted, node, pci, host)]
+    """Every row about GPUs, and about the NVMe controllers given, from one reading."""
+    wanted, known = policy or Policy(), known or Found()
+    found = setting_rows(wanted, node, pci, host, known)
+    return found + _excused(wanted, node["gpus"], gpu_health.rows(wanted, node, pci, known.baseline, known.nvme))
+
+
+def setting_rows(
+    policy: Policy | None, node: Record, pci: Sequence[Record], host: str, known: Found | None = None
+) -> list[Row]:
+    """The rows about what the policy sets or counts."""
+    wanted, known = policy or Policy(), known or Found()
+    found = [count_row(wanted, node, pci, host, known.baseline)]
     for gpu in node["gpus"]:
-        wish = gpu_policy.resolve(wanted, gpu)
-        found.append(cap_row(gpu, wish, (failures or {}).get(gpu["uuid"] or "")))
+        wish = gpu_policy.resolve(wanted, gpu, None if known.roles is None else known.roles.role(gpu))
+        failure = known.failures.get(gpu["uuid"] or "")
+        found.append(cap_row(gpu, wish, failure))
         found.append(persistence_row(gpu, wish))
         found.append(gpu_mig.row(gpu, wish))
+        # A card that does not answer is said once, with its cap.
+        if wish.compute_mode is not None and gpu["state"] == "ok":
+            found.append(gpu_spare_checks.mode_row(gpu, wish, failure))
+    if known.roles is not None:
+        found.extend(gpu_spare_checks.rows(known.roles, node))
     if node["state"] == "ok":
         missing = gpu_policy.unmatched(wanted, node["gpus"])
         found.extend(_missing_row(rule) for rule in missing if rule.mig is None)
@@ -76,27 +117,55 @@ def rows(
         found.extend(_unread_row(node, device) for device in pci if wanted.power_cap)
         found.extend(gpu_mig.unread_row(node, device) for device in pci if wanted.mig)
     found.extend(width_row(wanted, node["gpus"], device) for device in pci)
-    return found
+    return _excused(wanted, node["gpus"], found)
+
+
+def _excused(policy: Policy, gpus: Sequence[Record], found: Sequence[Row]) -> list[Row]:
+    """The rows, those of a card known to be missing not judged: gpu.count tells of it, and until when (C48)."""
+    holding = {entry.bus_id: entry for entry in policy.known_missing if entry.holds()}
+    names = {slot: entry for slot, entry in holding.items() if not _answers(gpus, slot)}
+    for gpu in gpus:
+        if gpu["bus_id"] in names:
+            names[subject(gpu)] = names[gpu["bus_id"]]
+    return [
+        dict(row, verdict=verdict.NOT_JUDGED, state="known_missing", severity=verdict.INFO,
+             reason=str(names[row["subject"]]), hint=None)
+        if row["subject"] in names and row["verdict"] in (verdict.UNKNOWN, verdict.FAIL) else row
+        for row in found
+    ]  # fmt: skip
+
+
+def _answers(gpus: Sequence[Record], slot: str) -> bool:
+    """Whether NVML has a well GPU in that slot."""
+    return any(gpu["bus_id"] == slot and gpu["state"] == "ok" for gpu in gpus)
 
 
 # --- how many ----------------------------------------------------------------------------------
 
 
-def count_row(policy: Policy, node: Record, pci: Sequence[Record], host: str) -> Row:
+def count_row(policy: Policy, node: Record, pci: Sequence[Record], host: str, baseline: Baseline | None = None) -> Row:
     """Declared, on the bus and answering NVML: all three must agree."""
     fallen = [device["bus_id"] for device in pci if device["on_bus"] is False]
     there = len(pci) - len(fallen)
     answering = None if node["state"] not in ("ok", "no_devices") else sum(gpu["state"] == "ok" for gpu in node["gpus"])
     expected = policy.gpu_count if policy.gpu_count is not None else len(pci)
     state, judged = _count_state(node["state"], expected, there, answering)
+    gone = {entry.bus_id for entry in policy.known_missing if entry.holds()}
+    gone = {slot for slot in gone if not _answers(node["gpus"], slot)}
+    if state in ("short", "disagree") and gone and _silent(node["gpus"], expected, baseline) <= gone:
+        # With the cards that are known to be out left out of every count, nothing else may be missing.
+        left = sum(device["on_bus"] is not False and device["bus_id"] not in gone for device in pci)
+        if _count_state(node["state"], expected - len(gone), left, answering)[0] == "ok":
+            state, judged = "known_missing", verdict.PASS
     seen = "declared {}, on the PCI bus {}, answering NVML {}".format(
         "nothing" if policy.gpu_count is None else policy.gpu_count,
         there,
         "unknown" if answering is None else answering,
     )
     troubles = [f"{address} fallen off the bus" for address in fallen] + _troubles(node)
+    troubles += _declared_missing(policy, node["gpus"])
     return verdict.check_row(
-        "gpu.count", host, judged, state,
+        "gpu.count", host, judged, state, severity=verdict.WARNING if state == "known_missing" else None,
         expected=expected, measured=answering, unit="GPUs", source="policy, pci, nvml",
         reason="; ".join([seen, *troubles]), hint=None if judged == verdict.PASS else _count_hint(node, fallen),
     )  # fmt: skip
@@ -117,6 +186,26 @@ def _count_state(node_state: str, expected: int, there: int, answering: int | No
     if answering != there:
         return ["disagree", verdict.FAIL]
     return ["surplus", verdict.FAIL] if answering > expected else ["ok", verdict.PASS]
+
+
+def _silent(gpus: Sequence[Record], expected: int, baseline: Baseline | None) -> set[str]:
+    """The slots of cards that were seen before and do not answer now, where the host's slots are known at all.
+
+    A card that is off the bus leaves no trace there: without its slot a wrong entry would excuse it.
+    """
+    slots = set() if baseline is None else baseline.slots()
+    return {slot for slot in slots if not _answers(gpus, slot)} if len(slots) == expected else set()
+
+
+def _declared_missing(policy: Policy, gpus: Sequence[Record]) -> list[str]:
+    """What is declared missing, and where that is no longer true."""
+    said = []
+    for entry in policy.known_missing:
+        if _answers(gpus, entry.bus_id):
+            said.append(f"{entry}: a GPU answers there again, remove the entry")
+        else:
+            said.append(str(entry) if entry.holds() else f"{entry}: expired")
+    return said
 
 
 def _troubles(node: Record) -> list[str]:
@@ -252,11 +341,6 @@ def _width_finding(device: Record, declared: int | None, nvml_width: int | None)
 
 
 # --- words -------------------------------------------------------------------------------------
-
-
-def subject(gpu: Record) -> str:
-    """The UUID, else the slot: a lost GPU may have only that."""
-    return str(gpu["uuid"] or gpu["bus_id"] or "unnamed GPU")
 
 
 def _gpu_reason(gpu: Record) -> str:

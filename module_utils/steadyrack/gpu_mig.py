@@ -224,32 +224,6 @@ def refuse(pairs: Iterable[tuple[Record, Wish]]) -> None:
                          "correct gpu_policy_mig; nothing was changed on any GPU")  # fmt: skip
 
 
-def conflicts(policy: Any) -> list[str]:
-    """Why a policy cannot be kept whole: a spare is kept by compute mode, and a GPU with MIG on has none (C49).
-
-    ``policy.spares``: how many of the GPUs are spares, or a list of what has a ``match`` naming one. Nothing is
-    said where it is absent or empty.
-    """
-    spares = getattr(policy, "spares", None)
-    cut = [rule.match for rule in policy.mig if rule.mig]
-    if not spares or not cut:
-        return []
-    if isinstance(spares, int):
-        whole = [match for match in cut if match.kind in ("all", "model")]
-        free = None if policy.gpu_count is None else policy.gpu_count - len(cut)
-        if not whole and (free is None or free >= spares):
-            return []
-        return ["MIG is declared for {}, and {} of the GPUs must stay whole as spare: {}".format(
-            ", ".join(map(str, cut)), spares, TAKES_AWAY)]  # fmt: skip
-    named = [one.match for one in spares]
-    return [
-        f"MIG is declared for {match}, and a spare for {spare}: {TAKES_AWAY}"
-        for match in cut
-        for spare in named
-        if match == spare or "all" in (match.kind, spare.kind)
-    ]
-
-
 def state(gpu: Record, wish: Wish) -> str:
     """How the GPU stands against its declared layout; see docs/checks.md, gpu.mig. Else the GPU's own state."""
     if gpu["state"] != "ok":

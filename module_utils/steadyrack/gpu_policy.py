@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from datetime import date, datetime, timezone
 from typing import Any, Dict, Iterable, Sequence
 
-from . import files, pcie
+from . import files, gpu_xid, pcie
 from .errors import InputError, StateFileError
 
 POLICY_PATH = "/etc/steadyrack/gpu_policy.json"
@@ -21,8 +22,16 @@ VERSION = 1
 
 # Ways to name a GPU, most specific first: the chip, the board, the slot, the kind, any.
 MATCH_KINDS = ("uuid", "serial", "bus_id", "model", "all")
+# Those that name a single one.
+ONE_GPU = ("uuid", "serial", "bus_id")
+# Roles of gpu_spare.py in which nothing may run on a GPU.
+CLOSED = ("spare", "failed", "unaccepted")
+# Compute modes that an active GPU may be given; the others are `prohibited`.
+COMPUTE_MODES = ("default", "exclusive_process")
 # A cap is set in whole watts: the grain of every driver tool and of the cards' own limits.
 GRAIN_MW = 1000
+# As many NVLinks as any board has (nvml.h, NVML_NVLINK_MAX_LINKS of newer drivers).
+MOST_NVLINKS = 36
 # Readings within half a grain of the wish are the wish.
 TOLERANCE_MW = GRAIN_MW // 2
 
@@ -31,7 +40,11 @@ _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECA
 _MIG_PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,2}gb([+-][a-z]+(\.[a-z]+)?)?")
 # More instances than a card of today has places for.
 _MOST_INSTANCES = 16
-_KEYS = ("version", "persistence_mode", "gpu_count", "power_cap", "link_width", "mig")
+_KEYS = (
+    "version", "persistence_mode", "gpu_count", "power_cap", "link_width", "compute_mode", "spares", "xid_actions",
+    "link_gen", "nvlink_links", "nvme_link_width", "peer_to_peer", "known_missing", "mig",
+)  # fmt: skip
+_SPARE_KEYS = ("count", "gpus", "power_cap_w", "environment")
 _AGAIN = "correct the inventory and run role gpu_policy"
 
 Record = Dict[str, Any]
@@ -58,7 +71,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Rule:
-    """One wish for the GPUs that match: a cap in watts, a cap in per cent of the default, a link width, or MIG.
+    """One wish for the GPUs that match: a cap in watts or in per cent of the default, something of its links, or MIG.
 
     ``mig``: instances by profile; empty: MIG is to be off.
     """
@@ -68,17 +81,55 @@ class Rule:
     cap_percent: float | None = None
     link_width: int | None = None
     mig: dict[str, int] | None = None
+    link_gen: int | None = None
+    nvlink_links: int | None = None
+
+
+@dataclass(frozen=True)
+class KnownMissing:
+    """A slot whose GPU is known to be out until the end of a day (UTC): its shortage is a warning until then."""
+
+    bus_id: str
+    until: date
+    reason: str
+
+    def holds(self, today: date | None = None) -> bool:
+        """Whether the day has not passed."""
+        return (today or datetime.now(timezone.utc).date()) <= self.until
+
+    def __str__(self) -> str:
+        return f"{self.bus_id} known missing until {self.until.isoformat()} ({self.reason})"
+
+
+@dataclass(frozen=True)
+class Spares:
+    """How many GPUs stand by, and which: named ones first, else the highest slots."""
+
+    count: int = 0
+    gpus: tuple[Match, ...] = ()
+    cap_w: float | None = None
+    """Cap of a GPU that is not active; None: the lowest that the card can have."""
+    environment: bool = True
+    """Whether ``/etc/environment`` has the list, for jobs over plain SSH."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The whole policy of a node. None means: not said."""
+    """The whole policy of a node. None means: not said; without ``spares`` no GPU has a role."""
 
     persistence_mode: bool | None = None
     gpu_count: int | None = None
     power_cap: tuple[Rule, ...] = ()
     link_width: tuple[Rule, ...] = ()
     mig: tuple[Rule, ...] = ()
+    compute_mode: str | None = None
+    spares: Spares | None = None
+    xid_actions: tuple[tuple[int, str], ...] = ()
+    link_gen: tuple[Rule, ...] = ()
+    nvlink_links: tuple[Rule, ...] = ()
+    nvme_link_width: int | None = None
+    peer_to_peer: bool | None = None
+    known_missing: tuple[KnownMissing, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +148,7 @@ class Wish:
     persistence: bool | None = None
     link_width: int | None = None
     mig: dict[str, int] | None = None
+    compute_mode: str | None = None
 
 
 # --- the file ----------------------------------------------------------------------------------
@@ -124,16 +176,43 @@ def parse(value: Any, where: str = "policy") -> Policy:
     for key in value:
         if key not in _KEYS:
             raise InputError(f"{where}: {key}", "unknown key", "one of " + ", ".join(_KEYS), _AGAIN)
-    return Policy(
-        persistence_mode=_persistence(value.get("persistence_mode"), f"{where}: persistence_mode"),
+    policy = Policy(
+        persistence_mode=_yes_or_no(value.get("persistence_mode"), f"{where}: persistence_mode"),
         gpu_count=_count(value.get("gpu_count"), f"{where}: gpu_count"),
         power_cap=_rules(value.get("power_cap"), f"{where}: power_cap", _cap_rule),
         link_width=_rules(value.get("link_width"), f"{where}: link_width", _width_rule),
         mig=_mig_rules(value.get("mig"), f"{where}: mig"),
+        compute_mode=_choice(value.get("compute_mode"), f"{where}: compute_mode", COMPUTE_MODES),
+        spares=_spares(value.get("spares"), value.get("gpu_count"), f"{where}: spares"),
+        xid_actions=_xid_actions(value.get("xid_actions"), f"{where}: xid_actions"),
+        link_gen=_rules(value.get("link_gen"), f"{where}: link_gen", _gen_rule),
+        nvlink_links=_rules(value.get("nvlink_links"), f"{where}: nvlink_links", _nvlink_rule),
+        nvme_link_width=_nvme_width(value.get("nvme_link_width"), f"{where}: nvme_link_width"),
+        peer_to_peer=_yes_or_no(value.get("peer_to_peer"), f"{where}: peer_to_peer"),
+        known_missing=_known_missing(value.get("known_missing"), f"{where}: known_missing"),
     )
+    for conflict in conflicts(policy):
+        raise InputError(f"{where}: spares", conflict, "a spare without MIG", _AGAIN)
+    return policy
 
 
-def _persistence(value: Any, where: str) -> bool | None:
+def conflicts(policy: Policy) -> list[str]:
+    """Why a policy cannot be kept whole: a spare is closed by compute mode, and a GPU with MIG on has none (C49)."""
+    cut = [rule.match for rule in policy.mig if rule.mig]
+    if policy.spares is None or not policy.spares.count or not cut:
+        return []
+    both = [match for match in cut if match in policy.spares.gpus]
+    if both:
+        return [f"MIG is declared for {match}, which is named as a spare" for match in both]
+    free = None if policy.gpu_count is None else policy.gpu_count - len(cut)
+    many = any(match.kind in ("all", "model") for match in cut)
+    if not many and (free is None or free >= policy.spares.count):
+        return []
+    listed = ", ".join(map(str, cut))
+    return [f"MIG is declared for {listed}, and {policy.spares.count} of the GPUs must stay whole as spare"]
+
+
+def _yes_or_no(value: Any, where: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise InputError(where, repr(value), "true or false", _AGAIN)
     return value
@@ -145,6 +224,65 @@ def _count(value: Any, where: str) -> int | None:
     if not _is_integer(value) or value < 0:
         raise InputError(where, repr(value), "a number of GPUs", _AGAIN)
     return int(value)
+
+
+def _choice(value: Any, where: str, words: Sequence[str]) -> str | None:
+    if value is not None and value not in words:
+        raise InputError(where, repr(value), "one of " + ", ".join(words), _AGAIN)
+    return value
+
+
+def _spares(value: Any, gpu_count: Any, where: str) -> Spares | None:
+    """The spares; as many as there are GPUs would leave none to work."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InputError(where, type(value).__name__, "a mapping", _AGAIN)
+    for key in value:
+        if key not in _SPARE_KEYS:
+            raise InputError(f"{where}: {key}", "unknown key", "one of " + ", ".join(_SPARE_KEYS), _AGAIN)
+    count = _count(value.get("count", 0), f"{where}: count") or 0
+    if count and _is_integer(gpu_count) and count >= gpu_count:
+        raise InputError(
+            f"{where}: count", f"{count} of {gpu_count} GPUs", "at least one GPU that is not a spare", _AGAIN
+        )
+    listed = value.get("gpus") or []
+    if not isinstance(listed, list):
+        raise InputError(f"{where}: gpus", type(listed).__name__, "a list", _AGAIN)
+    matches = tuple(_one_gpu(item, f"{where}: gpus[{place}]") for place, item in enumerate(listed))
+    if len(set(matches)) < len(matches):
+        raise InputError(f"{where}: gpus", "one GPU twice", "each GPU once", _AGAIN)
+    if len(matches) > count:
+        raise InputError(f"{where}: gpus", f"{len(matches)} GPUs", f"{count} at most, as count says", _AGAIN)
+    cap = value.get("power_cap_w")
+    if cap is not None and (not _is_number(cap) or cap <= 0):
+        raise InputError(f"{where}: power_cap_w", repr(cap), "watts above 0", _AGAIN)
+    environment = value.get("environment", True)
+    if not isinstance(environment, bool):
+        raise InputError(f"{where}: environment", repr(environment), "true or false", _AGAIN)
+    return Spares(count, matches, None if cap is None else float(cap), environment)
+
+
+def _one_gpu(value: Any, where: str) -> Match:
+    """The name of a single GPU."""
+    match = _match({"match": value}, where, ())
+    if match.kind not in ONE_GPU:
+        raise InputError(f"{where}: {match.kind}", "names several GPUs", "one of " + ", ".join(ONE_GPU), _AGAIN)
+    return match
+
+
+def _xid_actions(value: Any, where: str) -> tuple[tuple[int, str], ...]:
+    """What the site wants done at an Xid, before the built-in table. JSON has text for keys."""
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise InputError(where, type(value).__name__, "a mapping of Xid codes to actions", _AGAIN)
+    found = []
+    for code, word in value.items():
+        if not str(code).isdigit():
+            raise InputError(f"{where}: {code}", "no Xid code", "a number", _AGAIN)
+        found.append((int(code), str(_choice(word, f"{where}: {code}", gpu_xid.ACTIONS))))
+    return tuple(sorted(found))
 
 
 def _rules(value: Any, where: str, one: Any) -> tuple[Rule, ...]:
@@ -179,10 +317,61 @@ def _cap_rule(value: Any, where: str) -> Rule:
 
 def _width_rule(value: Any, where: str) -> Rule:
     match = _match(value, where, ("link_width",))
-    lanes = value.get("link_width")
-    if not _is_integer(lanes) or lanes not in pcie.WIDTHS:
-        raise InputError(f"{where}: link_width", repr(lanes), "lanes: 1, 2, 4, 8, 12, 16 or 32", _AGAIN)
-    return Rule(match, link_width=int(lanes))
+    return Rule(match, link_width=_lanes(value.get("link_width"), f"{where}: link_width"))
+
+
+def _lanes(value: Any, where: str) -> int:
+    if not _is_integer(value) or value not in pcie.WIDTHS:
+        raise InputError(where, repr(value), "lanes: 1, 2, 4, 8, 12, 16 or 32", _AGAIN)
+    return int(value)
+
+
+def _nvme_width(value: Any, where: str) -> int | None:
+    return None if value is None else _lanes(value, where)
+
+
+def _gen_rule(value: Any, where: str) -> Rule:
+    match = _match(value, where, ("link_gen",))
+    return Rule(match, link_gen=_span(value.get("link_gen"), f"{where}: link_gen", 1, max(pcie.GENERATIONS.values())))
+
+
+def _nvlink_rule(value: Any, where: str) -> Rule:
+    match = _match(value, where, ("nvlink_links",))
+    return Rule(match, nvlink_links=_span(value.get("nvlink_links"), f"{where}: nvlink_links", 0, MOST_NVLINKS))
+
+
+def _span(value: Any, where: str, low: int, high: int) -> int:
+    if not _is_integer(value) or not low <= value <= high:
+        raise InputError(where, repr(value), f"a whole number from {low} to {high}", _AGAIN)
+    return int(value)
+
+
+def _known_missing(value: Any, where: str) -> tuple[KnownMissing, ...]:
+    """Slots known to be without a GPU, each with a day and a reason: without an end nobody would look again."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise InputError(where, type(value).__name__, "a list", _AGAIN)
+    found: dict[str, KnownMissing] = {}
+    for place, item in enumerate(value):
+        entry = _missing_entry(item, f"{where}[{place}]")
+        if entry.bus_id in found:
+            raise InputError(f"{where}[{place}]", f"a second entry for {entry.bus_id}", "one", _AGAIN)
+        found[entry.bus_id] = entry
+    return tuple(found.values())
+
+
+def _missing_entry(value: Any, where: str) -> KnownMissing:
+    if not isinstance(value, dict) or set(value) != {"bus_id", "until", "reason"}:
+        raise InputError(where, repr(value)[:80], "bus_id, until and reason", _AGAIN)
+    if not isinstance(value["reason"], str) or not value["reason"].strip():
+        raise InputError(f"{where}: reason", repr(value["reason"]), "text, such as a ticket's number", _AGAIN)
+    try:
+        until = date.fromisoformat(value["until"])
+    except (TypeError, ValueError):
+        raise InputError(f"{where}: until", repr(value["until"]), "a date such as 2026-12-31", _AGAIN) from None
+    slot = _identity("bus_id", value["bus_id"], f"{where}: bus_id")
+    return KnownMissing(slot, until, " ".join(value["reason"].split()))
 
 
 def _mig_rules(value: Any, where: str) -> tuple[Rule, ...]:
@@ -266,18 +455,51 @@ def best_rule(rules: Iterable[Rule], gpu: Record) -> Rule | None:
     return min(fitting, key=lambda rule: MATCH_KINDS.index(rule.match.kind)) if fitting else None
 
 
-def resolve(policy: Policy, gpu: Record) -> Wish:
-    """What the policy wants of the GPU of this NVML record."""
+def resolve(policy: Policy, gpu: Record, role: str | None = None) -> Wish:
+    """What the policy wants of the GPU of this NVML record, in its role (gpu_spare.py; None: no roles are kept)."""
     width = best_rule(policy.link_width, gpu)
     cap = best_rule(policy.power_cap, gpu)
     mig = best_rule(policy.mig, gpu)
     others: Record = {
-        "persistence": policy.persistence_mode, "link_width": width.link_width if width else None,
+        "persistence": policy.persistence_mode,
+        "link_width": width.link_width if width else None,
+        "compute_mode": None if _cut(gpu, mig) else _mode(policy, role),
         "mig": mig.mig if mig else None,
-    }  # fmt: skip
+    }
+    if policy.spares is not None and role in CLOSED:
+        return Wish(rule=f"role {role}", **others, **_closed_cap(policy.spares, cap, gpu["power"]))
     if cap is None:
         return Wish(**others, **_without_rule(policy, gpu))
     return Wish(rule=str(cap.match), **others, **_cap(cap, gpu["power"]))
+
+
+def _cut(gpu: Record, rule: Rule | None) -> bool:
+    """Whether MIG is on, or is to be: such a GPU takes no compute mode (go-nvml#61)."""
+    return bool((gpu.get("mig") or {}).get("current") or (rule is not None and rule.mig))
+
+
+def _mode(policy: Policy, role: str | None) -> str | None:
+    """The compute mode: a draining GPU keeps what it has, for its job may want new contexts."""
+    if policy.spares is None or role == "draining":
+        return None
+    return "prohibited" if role in CLOSED else policy.compute_mode or "default"
+
+
+def _closed_cap(spares: Spares, active: Rule | None, power: Record) -> Record:
+    """The cap of a GPU that nothing runs on: a mistake with it then stays inside the budget.
+
+    Never more than it would have when active, as the rack's plan counts it.
+    """
+    low = milliwatts(power["min_w"])
+    if low is None:
+        return {"obstacle": "the driver does not tell this card's power limits"}
+    if spares.cap_w is None:
+        return {"cap_mw": low}
+    own = _cap(Rule(Match("all", "true"), cap_w=spares.cap_w), power)
+    most = None if active is None else _cap(active, power).get("cap_mw")
+    if "cap_mw" in own and most is not None and most < own["cap_mw"]:
+        return {"cap_mw": most, "note": f"{spares.cap_w:g} W, no more than when active: {most / 1000:g} W"}
+    return own
 
 
 def _without_rule(policy: Policy, gpu: Record) -> Record:

@@ -19,11 +19,27 @@ import sys
 import time
 from functools import partial
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterable, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Sequence
 
 from . import files, nvml_mig, pcie
 from .child import Channel, Child, ChildGoneError, ChildSilentError
 from .errors import AccessError, DeadlineError, SteadyrackError, ToolError
+from .nvml_fields import (
+    BATCH,
+    BUSY_PERCENT,
+    COMPUTE_MODES,
+    ERROR_NAMES,
+    FIELDS,
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
+    LOAD_FIELDS,
+    NOT_SUPPORTED,
+    THROUGHPUT_FIELDS,
+    empty_gpu,
+    field_values,
+    put_at,
+    text,
+)
 
 # Where role node_agent puts the binding: looked at first, so that nothing else on the node shadows it.
 BINDING_PATH = "/usr/lib/steadyrack/pynvml.py"
@@ -35,31 +51,17 @@ CALL_S = 5.0
 PASS_S = 60.0
 
 # Return values of nvml.h (nvmlReturn_t) that we act on; matched by number, never by text.
-INVALID_ARGUMENT = 2
-NOT_SUPPORTED = 3
 NO_PERMISSION = 4
 NOT_FOUND = 6
 DRIVER_NOT_LOADED = 9
 LIBRARY_NOT_FOUND = 12
-FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 OPERATING_SYSTEM = 17
 LIB_RM_VERSION_MISMATCH = 18
 IN_USE = 19
 INSUFFICIENT_RESOURCES = 23
-ARGUMENT_VERSION_MISMATCH = 25
 UNKNOWN_ERROR = 999
-
-ERROR_NAMES = {
-    1: "UNINITIALIZED", 2: "INVALID_ARGUMENT", 3: "NOT_SUPPORTED", 4: "NO_PERMISSION", 5: "ALREADY_INITIALIZED",
-    6: "NOT_FOUND", 7: "INSUFFICIENT_SIZE", 8: "INSUFFICIENT_POWER", 9: "DRIVER_NOT_LOADED", 10: "TIMEOUT",
-    11: "IRQ_ISSUE", 12: "LIBRARY_NOT_FOUND", 13: "FUNCTION_NOT_FOUND", 14: "CORRUPTED_INFOROM", 15: "GPU_IS_LOST",
-    16: "RESET_REQUIRED", 17: "OPERATING_SYSTEM", 18: "LIB_RM_VERSION_MISMATCH", 19: "IN_USE", 20: "MEMORY",
-    21: "NO_DATA", 22: "VGPU_ECC_NOT_SUPPORTED", 23: "INSUFFICIENT_RESOURCES", 24: "FREQ_NOT_SUPPORTED",
-    25: "ARGUMENT_VERSION_MISMATCH", 26: "DEPRECATED", 27: "NOT_READY", 28: "GPU_NOT_FOUND", 29: "INVALID_STATE",
-    999: "UNKNOWN",
-}  # fmt: skip
 
 INIT_STATES = {
     DRIVER_NOT_LOADED: "no_driver",
@@ -81,18 +83,13 @@ NEXT_STEPS = {
     "error": "look at the kernel log",
 }
 
-# nvmlClocksEventReasons*, bit by bit.
-EVENT_REASONS = (
-    (0x1, "idle"), (0x2, "application_clocks"), (0x4, "sw_power_cap"), (0x8, "hw_slowdown"), (0x10, "sync_boost"),
-    (0x20, "sw_thermal"), (0x40, "hw_thermal"), (0x80, "hw_power_brake"), (0x100, "display_clocks"),
-)  # fmt: skip
-COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
-INFOROM_OBJECTS = ((0, "oem"), (1, "ecc"), (2, "power"))
-
 REPAIR = "python3 -m pip uninstall -y pynvml && python3 -m pip install --force-reinstall nvidia-ml-py"
 
+# Load and link are sampled this often in a pass, this far apart: one look at a link proves nothing (C62).
+LOAD_SAMPLES = 3
+LOAD_PAUSE_S = 0.02
+
 Record = Dict[str, Any]
-Field = Tuple[str, Callable[[ModuleType, Any], Any]]
 
 
 class NvmlError(SteadyrackError):
@@ -180,127 +177,12 @@ def same_version(one: str, other: str) -> bool:
 # --- in the child ------------------------------------------------------------------------------
 
 
-def _text(value: Any) -> Any:
-    """Some calls of pynvml hand back bytes where others give text."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _watts(milliwatts: int) -> float:
-    return milliwatts / 1000.0
-
-
-def _limits(nvml: ModuleType, handle: Any) -> Record:
-    low, high = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-    return {"min_w": _watts(low), "max_w": _watts(high)}
-
-
-def _event_reasons(nvml: ModuleType, handle: Any) -> list[str]:
-    """Reasons by name; the older name of the call on drivers before 535."""
-    try:
-        mask = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except nvml.NVMLError as error:
-        if error.value != FUNCTION_NOT_FOUND:
-            raise
-        mask = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    names = [name for bit, name in EVENT_REASONS if mask & bit]
-    rest = mask & ~sum(bit for bit, _name in EVENT_REASONS)
-    return names + ([f"0x{rest:x}"] if rest else [])
-
-
-def _ecc_mode(nvml: ModuleType, handle: Any) -> Record:
-    current, pending = nvml.nvmlDeviceGetEccMode(handle)
-    return {"current": bool(current), "pending": bool(pending)}
-
-
-def _ecc_errors(kind: int, counter: int) -> Callable[[ModuleType, Any], int]:
-    """kind 0 corrected, 1 uncorrected; counter 0 volatile (since initialisation), 1 aggregate (for life)."""
-    return lambda nvml, handle: int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter))
-
-
-def _remapped(nvml: ModuleType, handle: Any) -> Record:
-    corrected, uncorrected, pending, failure = nvml.nvmlDeviceGetRemappedRows(handle)
-    return {"corrected": corrected, "uncorrected": uncorrected, "pending": bool(pending), "failure": bool(failure)}
-
-
-def _mig(nvml: ModuleType, handle: Any) -> Record:
-    current, pending = nvml.nvmlDeviceGetMigMode(handle)
-    return {"current": bool(current), "pending": bool(pending)}
-
-
-def _inforom(number: int) -> Callable[[ModuleType, Any], Any]:
-    return lambda nvml, handle: nvml.nvmlDeviceGetInforomVersion(handle, number)
-
-
-# What one pass reads of a GPU, in this order: who it is first, so that a later hang has a name.
-# A dotted name is a place in the record; a call that gives several values spreads them there.
-FIELDS: tuple[Field, ...] = (
-    ("bus_id", lambda nvml, gpu: pcie.bus_id(_text(nvml.nvmlDeviceGetPciInfo(gpu).busId))),
-    ("uuid", lambda nvml, gpu: nvml.nvmlDeviceGetUUID(gpu)),
-    ("serial", lambda nvml, gpu: nvml.nvmlDeviceGetSerial(gpu)),
-    ("minor", lambda nvml, gpu: nvml.nvmlDeviceGetMinorNumber(gpu)),
-    ("name", lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu)),
-    ("part_number", lambda nvml, gpu: nvml.nvmlDeviceGetBoardPartNumber(gpu)),
-    ("vbios", lambda nvml, gpu: nvml.nvmlDeviceGetVbiosVersion(gpu)),
-    ("inforom.image", lambda nvml, gpu: nvml.nvmlDeviceGetInforomImageVersion(gpu)),
-    *(("inforom." + name, _inforom(number)) for number, name in INFOROM_OBJECTS),
-    ("gsp", lambda nvml, gpu: nvml.nvmlDeviceGetGspFirmwareVersion(gpu)),
-    ("persistence", lambda nvml, gpu: bool(nvml.nvmlDeviceGetPersistenceMode(gpu))),
-    ("power.requested_w", lambda nvml, gpu: _watts(nvml.nvmlDeviceGetPowerManagementLimit(gpu))),
-    ("power.enforced_w", lambda nvml, gpu: _watts(nvml.nvmlDeviceGetEnforcedPowerLimit(gpu))),
-    ("power.default_w", lambda nvml, gpu: _watts(nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu))),
-    ("power.limits", _limits),
-    ("power.draw_w", lambda nvml, gpu: _watts(nvml.nvmlDeviceGetPowerUsage(gpu))),
-    ("compute_mode", lambda nvml, gpu: _compute_mode(nvml.nvmlDeviceGetComputeMode(gpu))),
-    ("pcie.gen", lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu)),
-    ("pcie.width", lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)),
-    ("pcie.gen_max", lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)),
-    ("pcie.width_max", lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)),
-    ("pcie.gen_device_max", lambda nvml, gpu: nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration(gpu)),
-    ("temperature_c", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0)),
-    ("event_reasons", _event_reasons),
-    ("ecc.mode", _ecc_mode),
-    ("ecc.corrected_volatile", _ecc_errors(0, 0)),
-    ("ecc.uncorrected_volatile", _ecc_errors(1, 0)),
-    ("ecc.corrected_aggregate", _ecc_errors(0, 1)),
-    ("ecc.uncorrected_aggregate", _ecc_errors(1, 1)),
-    ("remapped_rows", _remapped),
-    ("mig", _mig),
-    ("mig_layout", nvml_mig.layout),
-    ("processes", lambda nvml, gpu: len(nvml.nvmlDeviceGetComputeRunningProcesses(gpu))),
-)
-# A field that holds several values at the place above it.
-SPREAD = {"power.limits": ("min_w", "max_w")}
-
-
-def _compute_mode(number: int) -> str:
-    return COMPUTE_MODES.get(number, str(number))
-
-
-def empty_gpu() -> Record:
-    """A record with every field of ``FIELDS`` present and None: what is known of an unread GPU."""
-    record: Record = {"state": "ok", "error": None, "errors": {}}
-    for name, _call in FIELDS:
-        _place(record, name, None)
-    return record
-
-
-def _place(record: Record, name: str, value: Any) -> None:
-    """Put a value at its dotted place."""
-    where, _dot, last = name.rpartition(".")
-    holder = record.setdefault(where, {}) if where else record
-    if name in SPREAD:
-        for key in SPREAD[name]:
-            holder[key] = None if value is None else value[key]
-    else:
-        holder[last] = value
-
-
 def _asked(nvml: ModuleType, call: Callable[[], Any]) -> tuple[Any, int | None]:
     """The value, or None and NVML's error number. One odd failure is asked again before it counts."""
     code = None
     for pause_s in (0.05, None):
         try:
-            return _text(call()), None
+            return text(call()), None
         except nvml.NVMLError as error:
             code = int(error.value)
         except nvml.NVMLLibraryMismatchError:
@@ -345,18 +227,46 @@ def _mapped_library() -> str | None:
 def _serve_read(nvml: ModuleType, root: str, channel: Channel, request: Record) -> None:
     """Read the GPUs with the given places in the driver's order, then those bus ids that did not answer."""
     seen = set(request["seen"])
-    for place in request["places"]:
-        key = f"place {place}"
+    handles = []
+    for number in request["places"]:
+        key = f"place {number}"
         channel.send({"begin": "nvmlDeviceGetHandleByIndex", "gpu": key, "first": True})
-        handle, code = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, place))
+        handle, code = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, number))
         if handle is None:
             channel.send({"gpu": key, "failed": code})
             continue
-        seen.add(_serve_fields(nvml, channel, key, handle))
+        address, well = _serve_fields(nvml, channel, key, handle)
+        seen.add(address)
+        handles += [(key, handle)] if well else []
     for address in request["bus_ids"]:
         if address not in seen:
             _serve_missing(nvml, root, channel, address)
+    _serve_load(nvml, channel, handles)
     channel.send({"done": True})
+
+
+def _serve_load(nvml: ModuleType, channel: Channel, handles: Sequence[tuple[str, Any]]) -> None:
+    """Sample load and link of all GPUs in turn; one that is idle, or fails, in one round is left out of the next."""
+    for round_ in range(LOAD_SAMPLES):
+        if round_ and handles:
+            time.sleep(LOAD_PAUSE_S)
+        handles = [(key, handle) for key, handle in handles if _serve_sample(nvml, channel, key, handle)]
+
+
+def _serve_sample(nvml: ModuleType, channel: Channel, key: str, handle: Any) -> bool:
+    """Send one sample; True when the GPU is at work, so that more of them tell something."""
+    sample: Record = {"tx_kib_s": None, "rx_kib_s": None}
+    codes = {}
+    channel.send({"begin": "load sample", "gpu": key})
+    for name, call in LOAD_FIELDS:
+        sample[name], codes[name] = _asked(nvml, partial(call, nvml, handle))
+    load = sample["utilization"] or {"gpu_percent": 0, "memory_percent": 0}
+    busy = sample["pstate"] == 0 and any(load.values())
+    for name, call in THROUGHPUT_FIELDS if busy and load["gpu_percent"] < BUSY_PERCENT else ():
+        sample[name], codes[name] = _asked(nvml, partial(call, nvml, handle))
+    failed = {name: code for name, code in codes.items() if code is not None}
+    channel.send({"gpu": key, "sample": sample, "codes": failed})
+    return busy
 
 
 def _serve_missing(nvml: ModuleType, root: str, channel: Channel, address: str) -> None:
@@ -379,22 +289,44 @@ def _uuid_by_kernel(root: str, address: str) -> str | None:
     return found.group(1) if found else None
 
 
-def _serve_fields(nvml: ModuleType, channel: Channel, key: str, handle: Any) -> str | None:
-    """Send every field of one GPU; its bus id comes back. An error of the card ends it early."""
+def _serve_fields(nvml: ModuleType, channel: Channel, key: str, handle: Any) -> tuple[str | None, bool]:
+    """Send every field of one GPU; give its bus id and whether it is well. An error of the card ends it early."""
     address = None
     for name, call in FIELDS:
         channel.send({"begin": name, "gpu": key})
         value, code = _asked(nvml, partial(call, nvml, handle))
         channel.send({"gpu": key, "field": name, "value": value, "code": code})
         if code in CARD_STATES:
-            break
+            return address, False
         address = value if name == "bus_id" else address
-    return address
+    _serve_batch(nvml, channel, key, handle)
+    return address, True
+
+
+def _serve_batch(nvml: ModuleType, channel: Channel, key: str, handle: Any) -> None:
+    """Send the values that one call gives by number, those with an odd failure asked for once more."""
+    channel.send({"begin": "nvmlDeviceGetFieldValues", "gpu": key})
+    answers = _asked_batch(nvml, handle, [number for _name, number in BATCH])
+    odd = [place for place, (_value, code) in enumerate(answers) if code == UNKNOWN_ERROR]
+    for place, answer in zip(odd, _asked_batch(nvml, handle, [BATCH[place][1] for place in odd]) if odd else ()):
+        answers[place] = answer
+    for (name, _number), (value, code) in zip(BATCH, answers):
+        channel.send({"gpu": key, "field": name, "value": value, "code": code})
+
+
+def _asked_batch(nvml: ModuleType, handle: Any, numbers: list[int]) -> list[tuple[Any, int | None]]:
+    """Value and error of each number; an error of the whole call is that of every one."""
+    answers, code = _asked(nvml, partial(field_values, nvml, handle, numbers))
+    return [(None, code)] * len(numbers) if answers is None else answers
 
 
 def _serve_set(nvml: ModuleType, channel: Channel, request: Record) -> None:
     """Make one setting of one GPU. The plain power call: pynvml's _v2 ignores what the driver answers."""
-    setters = {"power_limit": nvml.nvmlDeviceSetPowerManagementLimit, "persistence": nvml.nvmlDeviceSetPersistenceMode}
+    setters = {
+        "power_limit": nvml.nvmlDeviceSetPowerManagementLimit,
+        "persistence": nvml.nvmlDeviceSetPersistenceMode,
+        "compute_mode": nvml.nvmlDeviceSetComputeMode,
+    }
     channel.send({"begin": request["do"], "gpu": request["uuid"], "first": True})
     handle, code = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByUUID, request["uuid"]))
     if handle is not None:
@@ -465,6 +397,11 @@ class Session:
     def set_persistence(self, uuid: str, on: bool) -> None:
         """Set NVML's own persistence mode; only where no nvidia-persistenced owns it."""
         self._set("persistence", uuid, int(on), "persistence mode {}".format("on" if on else "off"))
+
+    def set_compute_mode(self, uuid: str, mode: str) -> None:
+        """Set who may open a context on a GPU: a word of COMPUTE_MODES. Contexts that are open stay open."""
+        number = next(number for number, word in COMPUTE_MODES.items() if word == mode)
+        self._set("compute_mode", uuid, number, f"compute mode {mode}")
 
     def read_mig(self, uuid: str) -> Record:
         """What the card can be cut into and what it is cut into, also while MIG is off; see ``nvml_mig.read``."""
@@ -604,12 +541,23 @@ class _Reading:
             gpu["state"] = CARD_STATES.get(message["failed"], "unreachable")
             gpu["error"] = _raw(message["failed"], "handle look-up")
             return
-        _place(gpu, message["field"], message["value"])
+        if "sample" in message:
+            self._take_sample(gpu, message["sample"], message["codes"])
+            return
+        put_at(gpu, message["field"], message["value"])
         if message["code"] is not None:
             gpu["errors"][message["field"]] = _raw(message["code"], message["field"])
             if message["code"] in CARD_STATES:
                 gpu["state"] = CARD_STATES[message["code"]]
                 gpu["error"] = _raw(message["code"], message["field"])
+
+    def _take_sample(self, gpu: Record, sample: Record, codes: dict[str, int]) -> None:
+        """File a look at load and link; a card lost meanwhile is lost."""
+        errors = {name: _raw(code, name) for name, code in codes.items()}
+        gpu["load_samples"].append(dict(sample, errors=errors))
+        ending = next((name for name, code in codes.items() if code in CARD_STATES), None)
+        if ending is not None:
+            gpu["state"], gpu["error"] = CARD_STATES[codes[ending]], errors[ending]
 
     def _stuck(self, state: str, why: str, left: list[int]) -> bool:
         """Blame the GPU whose call was announced; True when there is no going on."""

@@ -3,7 +3,7 @@
 
 The second witness beside NVML. Reads sysfs below a root path and nothing else. Width is judged
 against the *declared* width: NVML's maximum is the best of card and slot together, so a card in a
-narrow slot calls itself perfect. Speed is not judged: an idle GPU lowers it on purpose.
+narrow slot calls itself perfect. Speed is judged under load alone, by gpu_links.py: an idle GPU lowers it on purpose.
 """
 
 from __future__ import annotations
@@ -13,14 +13,27 @@ import re
 from typing import Any, Dict
 
 from . import files
-from .errors import InputError
+from .errors import InputError, SteadyrackError
 
 NVIDIA_VENDOR = 0x10DE
 # Base class 03, display controller: 0300 VGA, 0302 3D controller (PCI code and ID assignment).
 DISPLAY_BASE_CLASS = 0x03
 
-# Link widths that PCI Express has.
+# Class 0108, non-volatile memory controller, whatever its programming interface.
+NVME_CLASS = 0x0108
+
+# Link widths that PCI Express has, and its generations by gigatransfers a second.
 WIDTHS = (1, 2, 4, 8, 12, 16, 32)
+GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+
+# Configuration space beyond its first 256 bytes (PCIe base specification): a chain of extended capabilities. Whoever
+# is not root reads 64 bytes of it.
+EXTENDED_SPACE = 0x100
+WHOLE_SPACE = 0x1000
+ACS_CAPABILITY = 0x000D
+# ACS control register: at 6 in the capability; redirects requests, or their completions, to the root complex.
+ACS_CONTROL = 6
+ACS_REDIRECT = 0x04 | 0x08
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
 
@@ -53,26 +66,42 @@ def read_gpus(root: str = "/") -> list[Record]:
     """Every NVIDIA display or 3D device on the bus, in bus order, each with its link upwards.
 
     A device: ``bus_id``, ``vendor``, ``device`` (hex text), ``numa_node``, ``on_bus`` (False: it
-    answers with ones, it has fallen off; None: cannot be told) and ``link`` (see ``read_link``).
+    answers with ones, it has fallen off; None: cannot be told), ``link`` (see ``read_link``) and ``peers``
+    (see ``read_peers``).
     """
+    return [dict(_device(path), peers=read_peers(path)) for path in _devices(root) if _is_gpu(path)]
+
+
+def read_nvme(root: str = "/") -> list[Record]:
+    """Every NVMe controller on the bus, in bus order, as ``read_gpus`` gives a GPU but without ``peers``."""
+    return [_device(path) for path in _devices(root) if _class(path) == NVME_CLASS]
+
+
+def _devices(root: str) -> list[str]:
+    """The directories of all devices, in bus order."""
     devices = os.path.join(root, "sys/bus/pci/devices")
     try:
-        names = sorted(os.listdir(devices))
+        return [os.path.join(devices, name) for name in sorted(os.listdir(devices))]
     except FileNotFoundError:
         return []
-    return [_device(os.path.join(devices, name), name) for name in names if _is_gpu(os.path.join(devices, name))]
+
+
+def _class(path: str) -> int | None:
+    """Base class and subclass, without the programming interface."""
+    klass = _hex(files.read_text(os.path.join(path, "class")))
+    return None if klass is None else klass >> 8
 
 
 def _is_gpu(path: str) -> bool:
     """NVIDIA's vendor id and a display class. The kernel keeps both from when it found the device."""
     vendor = _hex(files.read_text(os.path.join(path, "vendor")))
-    klass = _hex(files.read_text(os.path.join(path, "class")))
-    return vendor == NVIDIA_VENDOR and klass is not None and klass >> 16 == DISPLAY_BASE_CLASS
+    klass = _class(path)
+    return vendor == NVIDIA_VENDOR and klass is not None and klass >> 8 == DISPLAY_BASE_CLASS
 
 
-def _device(path: str, name: str) -> Record:
+def _device(path: str) -> Record:
     return {
-        "bus_id": bus_id(name),
+        "bus_id": bus_id(os.path.basename(path)),
         "vendor": files.read_text(os.path.join(path, "vendor")),
         "device": files.read_text(os.path.join(path, "device")),
         "numa_node": _numa(files.read_text(os.path.join(path, "numa_node"))),
@@ -114,6 +143,45 @@ def read_link(path: str) -> Record:
         "complete": bool(hops) and all(hop["width"] is not None for hop in hops),
         "hops": hops,
     }
+
+
+def read_peers(path: str) -> Record:
+    """What decides whether other devices reach this one without going through the root complex.
+
+    ``bridges``: those above it, from its own port upwards, each with ``bus_id`` and ``redirect``: whether ACS sends
+    peers' traffic up to the root complex; None where the space that tells could not be read. ``iommu_group``: its
+    number as text, None without an IOMMU. Devices that the kernel could isolate are in groups of their own.
+    """
+    bridges = [
+        {"bus_id": bus_id(os.path.basename(step)), "redirect": acs_redirect(_config(step))}
+        for step in _upwards(path)[1:]
+    ]
+    group = os.path.join(path, "iommu_group")
+    return {"bridges": bridges, "iommu_group": os.path.basename(os.readlink(group)) if os.path.islink(group) else None}
+
+
+def _config(path: str) -> bytes | None:
+    """A device's configuration space, as much of it as the caller may read."""
+    try:
+        return files.read_bytes(os.path.join(path, "config"))
+    except SteadyrackError:
+        return None
+
+
+def acs_redirect(config: bytes | None) -> bool | None:
+    """Whether access control redirects peers' requests to the root complex; None: not told, or all ones."""
+    if config is None or len(config) < WHOLE_SPACE or config[:16].strip(b"\xff") == b"":
+        return None
+    at, seen = EXTENDED_SPACE, set()
+    # A chain that comes back to itself, or points before its space, is a device that answers nonsense.
+    while EXTENDED_SPACE <= at <= WHOLE_SPACE - 8 and at not in seen:
+        seen.add(at)
+        head = int.from_bytes(config[at : at + 4], "little")
+        if head & 0xFFFF == ACS_CAPABILITY:
+            control = int.from_bytes(config[at + ACS_CONTROL : at + ACS_CONTROL + 2], "little")
+            return bool(control & ACS_REDIRECT)
+        at = head >> 20
+    return False if at == 0 else None
 
 
 def _upwards(path: str) -> list[str]:

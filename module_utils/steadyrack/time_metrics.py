@@ -125,14 +125,14 @@ def directory(root: str, wanted: str | None) -> str:
     return own
 
 
-def write(folder: str, text: str) -> None:
+def write(folder: str, text: str, name: str = FILE) -> None:
     """Replace the file. Without fsync: it is written every few seconds and worth nothing after a crash. OSError."""
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{FILE}.", suffix=".tmp")
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
             handle.write(text)
             os.fchmod(handle.fileno(), 0o644)
-        os.rename(temporary, os.path.join(folder, FILE))
+        os.rename(temporary, os.path.join(folder, name))
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

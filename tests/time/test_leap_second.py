@@ -35,7 +35,8 @@ def eve(rack, fault, watched):
     yield
     # Those of site a have taken the upstreams' lie for the truth, or nobody's word.
     fault("heal")
-    watched.each(ANEW)
+    # What was logged of that day is no curve for who comes next.
+    watched.each(f"rm -f /var/log/chrony/*.log; {ANEW}")
 
 
 @pytest.mark.parametrize(

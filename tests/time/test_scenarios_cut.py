@@ -15,6 +15,8 @@ RELAYS = {"relay-a1": "10.213.1.21", "relay-a2": "10.213.1.22"}
 NODES = ("gpu-a1", "gpu-a2")
 SCALED = ("-e", "time_sync_orphan_distance_s=0.005", "-e", "time_sync_max_clock_error_ppm=100")
 LOCAL = "7F7F0101"
+LOOK_S = 10
+"""Between two looks of the watch; beside polls of 64 s it is nothing, beside those of 4 s it is two and a half."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_the_loss_of_all_upstreams_rings_within_ten_polls(act):
         figure(
             f"uplinks cut: {relay} names its silent upstreams after (polls of {poll_s} s at the end)", f"{late:.0f} s"
         )
-        assert late <= 10 * poll_s
+        assert late <= 10 * poll_s + LOOK_S
         after = act["moments"][f"loss {relay}"] - act["moments"][f"dead {relay}"]
         assert after <= RINGS_S
 

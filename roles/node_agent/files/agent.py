@@ -18,19 +18,28 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict, NamedTuple, Sequence
 
 # The package and pynvml lie beside this file; python3 -I, by which we are started, does not look there.
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 
 from steadyrack import (
     agent_checks,
+    gpu_allow,
     gpu_apply,
+    gpu_baseline,
     gpu_checks,
+    gpu_metrics,
     gpu_mig,
+    gpu_people,
     gpu_policy,
+    gpu_roles,
+    gpu_spare,
+    gpu_tell,
+    gpu_watch,
     nvml,
     pcie,
     time_checks,
@@ -39,7 +48,7 @@ from steadyrack import (
     time_watch,
     verdict,
 )
-from steadyrack.errors import SteadyrackError
+from steadyrack.errors import SteadyrackError, ToolError
 from steadyrack.run import run
 
 # Modules of the package that answer for one subsystem each: `checks(root)` gives its rows and does not
@@ -50,6 +59,10 @@ GPU_PROVIDERS = ("gpu_checks",)
 
 EXIT_USAGE = 64
 EXIT_CANNOT = 3
+
+# Rows of what `gpu apply` sets; the others are for `check`.
+ROLES = ("gpu.spare", "gpu.active", "gpu.allow_list", "gpu.compute_mode", "gpu.xid")
+APPLIED = ("gpu.count", "gpu.power_cap", "gpu.persistence", "gpu.compute_mode", "gpu.allow_list", "gpu.active")
 
 # While a node boots the driver may take a while to show its GPUs: seconds between two looks.
 WAIT_LOOK_S = 2.0
@@ -136,18 +149,30 @@ def do_status(options: argparse.Namespace) -> int:
         policy = gpu_policy.load(policy_path(options.root))
     except SteadyrackError as error:
         trouble = error.sentence()
-    rows = gpu_checks.rows(policy, node, pci, socket.gethostname())
+    host = socket.gethostname()
+    roles = gpu_checks.roles_of(policy, options.root, host)
+    known = gpu_checks.Found(roles=roles, baseline=gpu_baseline.look(options.root, node["gpus"]))
+    rows = gpu_checks.rows(policy, node, pci, host, known)
     if options.json:
         print(json.dumps({"host": socket.gethostname(), "at": verdict.utc_now(), "node": node, "pci": pci,
                           "policy_error": trouble, "checks": rows}, indent=2))  # fmt: skip
     else:
-        print(status_text(node, pci, policy, trouble, rows))
+        print(status_text(node, pci, Wanted(policy, roles, trouble), rows))
     return EXIT_CANNOT if trouble else verdict.exit_code(rows)
 
 
-def status_text(
-    node: Record, pci: Sequence[Record], policy: gpu_policy.Policy | None, trouble: str | None, rows: Sequence[Record]
-) -> str:
+class Wanted(NamedTuple):
+    """What is wanted of this host, and what keeps it from being known."""
+
+    policy: gpu_policy.Policy | None
+    roles: gpu_roles.Roles | None
+    trouble: str | None
+
+    def role(self, gpu: Record) -> str | None:
+        return None if self.roles is None else self.roles.role(gpu)
+
+
+def status_text(node: Record, pci: Sequence[Record], wanted: Wanted, rows: Sequence[Record]) -> str:
     """What one screen at 3 a.m. should say."""
     lines = [
         f"host    {socket.gethostname()}  {verdict.utc_now()}",
@@ -156,12 +181,13 @@ def status_text(
             node["state"],
             "" if node["state"] == "ok" else ": " + node["reason"],
         ),
-        "policy  " + (trouble or policy_text(policy)),
+        "policy  " + (wanted.trouble or policy_text(wanted.policy)),
     ]
     if node["state"] != "ok":
         lines.append("next    {}".format(node["next_step"]))
-    cells = [gpu_cells(gpu, policy, pci, rows) for gpu in node["gpus"]] or [pci_cells(device) for device in pci]
-    heads = ("slot", "uuid", "cap W wanted", "requested", "enforced", "draw W", "temp C", "link", "persist", "verdict")
+    cells = [gpu_cells(gpu, wanted, pci, rows) for gpu in node["gpus"]] or [pci_cells(device) for device in pci]
+    heads = ("slot", "uuid", "role", "cap W wanted", "requested", "enforced", "draw W", "temp C", "link", "persist",
+             "verdict")  # fmt: skip
     lines += ["", table(heads, cells) if cells else "no GPU on the PCI bus"]
     # What a sick GPU cannot tell follows from its state, which gpu.count names: the cause once, not four times.
     sick = ({gpu["state"] for gpu in node["gpus"]} | {node["state"]}) - {"ok"}
@@ -181,24 +207,26 @@ def policy_text(policy: gpu_policy.Policy | None) -> str:
     )
     cut = ", ".join(f"{rule.match} {gpu_mig.in_words(rule.mig or {})}" for rule in policy.mig)
     count = "any number of" if policy.gpu_count is None else policy.gpu_count
-    return "{} GPUs; cap {}; persistence {}{}".format(
+    spares = "" if policy.spares is None else f", {policy.spares.count} of them spare"
+    return "{} GPUs{}; cap {}; persistence {}{}".format(
         count,
+        spares,
         caps or "none",
         {True: "on", False: "off", None: "not said"}[policy.persistence_mode],
         f"; MIG {cut}" if cut else "",
     )
 
 
-def gpu_cells(
-    gpu: Record, policy: gpu_policy.Policy | None, pci: Sequence[Record], rows: Sequence[Record]
-) -> list[str]:
+def gpu_cells(gpu: Record, wanted: Wanted, pci: Sequence[Record], rows: Sequence[Record]) -> list[str]:
     """One GPU's line."""
-    wish = gpu_policy.resolve(policy or gpu_policy.Policy(), gpu)
+    role = wanted.role(gpu)
+    wish = gpu_policy.resolve(wanted.policy or gpu_policy.Policy(), gpu, role)
     power = gpu["power"]
     link = next((device["link"]["width"] for device in pci if device["bus_id"] == gpu["bus_id"]), None)
     return [
         gpu["bus_id"] or "?",
         (gpu["uuid"] or "?")[:12],
+        "-" if role is None else role.upper() if role == gpu_spare.FAILED else role,
         "-" if wish.cap_mw is None else plain(wish.cap_mw / 1000),
         *(plain(power[key]) for key in ("requested_w", "enforced_w", "draw_w")),
         plain(gpu["temperature_c"]),
@@ -212,7 +240,7 @@ def pci_cells(device: Record) -> list[str]:
     """A GPU's line where NVML tells nothing."""
     link = device["link"]["width"]
     word = "fallen off the bus" if device["on_bus"] is False else "unknown"
-    return [device["bus_id"], "?", "-", "?", "?", "?", "?", "?" if link is None else f"x{link}", "?", word]
+    return [device["bus_id"], "?", "-", "-", "?", "?", "?", "?", "?" if link is None else f"x{link}", "?", word]
 
 
 def gpu_verdict(gpu: Record, rows: Sequence[Record]) -> str:
@@ -246,23 +274,47 @@ def do_gpu_apply(options: argparse.Namespace) -> int:
     if not options.check:
         wait_for_gpus(options.root, policy, options.wait)
     outcome = gpu_apply.apply(policy, options.root, socket.gethostname(), check=options.check, strict=False)
+    for event in outcome.events:
+        level = "error" if event["event"] in ("failed", "no_spare") else "warning"
+        say(level, event_text(event, options.check))
     for change in outcome.changes:
         say("warning" if change["cause"] == "drift" else "notice", change_text(change, options.check))
+    if outcome.files:
+        say("notice", "list for jobs: " + ", ".join(outcome.files) + ("; not written" if options.check else ""))
     for note in outcome.notes:
         say("info", note)
     for line in gpu_apply.warnings(outcome):
         say("warning", line)
     for row in [] if options.check else outcome.broken():
         say("error", attention(row))
+    if not options.check:
+        try:
+            gpu_metrics.write(options.root, outcome, options.textfile)
+        except OSError as error:
+            say("warning", f"the metrics were not written: {error.strerror}")
+    if not options.check and options.tell:
+        gpu_tell.deliver(options.root, say, owner=os.geteuid())
     return apply_status(outcome, options.check)
+
+
+def do_gpu_tell(options: argparse.Namespace) -> int:
+    """`steadyrack gpu tell`."""
+    gpu_tell.deliver(options.root, say, owner=os.geteuid())
+    return 0
 
 
 def apply_status(outcome: gpu_apply.Outcome, check: bool) -> int:
     """The exit status: what is not as declared before what is not known."""
     if check and outcome.changed:
         return 1
-    rows = [row for row in outcome.rows if row["id"] != "pcie.width"]
+    rows = [row for row in outcome.rows if row["id"] in APPLIED]
     return 0 if all(row["verdict"] == verdict.NOT_JUDGED for row in rows) else verdict.exit_code(rows)
+
+
+def event_text(event: Record, check: bool) -> str:
+    """What happened to a GPU's role."""
+    where = f" {event['bus_id']}" if event["bus_id"] else ""
+    return f"{event['uuid']}{where}: {event['text']}" + ("; not done, only looked" if check else "")
 
 
 def change_text(change: Record, check: bool) -> str:
@@ -271,11 +323,100 @@ def change_text(change: Record, check: bool) -> str:
         "drift": "another writer had set it",
         "lost_state": "back at the default, as after a reboot or driver reload",
         "not_applied": "the driver enforced more than was asked for",
+        "role": "its role has changed",
     }
     return "{} {}: {} {} -> {} ({}){}".format(
         change["uuid"], change["bus_id"], change["setting"], plain(change["before"]), plain(change["after"]),
         causes[change["cause"]], "; not set, only looked" if check else "",
     )  # fmt: skip
+
+
+# --- spares, and the list for jobs --------------------------------------------------------------
+
+
+def do_spare_status(options: argparse.Namespace) -> int:
+    """`steadyrack spare status`."""
+    host = socket.gethostname()
+    policy = gpu_people.policy_with_roles(options.root)
+    roles = gpu_roles.Roles(policy, options.root, host)
+    pci = pcie.read_gpus(options.root)
+    node = nvml.read_node(options.root, [device["bus_id"] for device in pci])
+    rows = [
+        row for row in gpu_checks.rows(policy, node, pci, host, gpu_checks.Found(roles=roles)) if row["id"] in ROLES
+    ]
+    state = roles.state or gpu_spare.empty()
+    if options.json:
+        found = {"host": host, "at": verdict.utc_now(), "roles": state, "listed": roles.listed, "checks": rows}
+        print(json.dumps(found, indent=2))
+        return verdict.exit_code(rows)
+    cells = [
+        [one["bus_id"], uuid, one["role"].upper() if one["role"] == gpu_spare.FAILED else one["role"],
+         "yes" if uuid in (roles.listed or []) else "no", one["since"], one["reason"] or ""]
+        for uuid, one in sorted(state["gpus"].items(), key=lambda pair: str(pair[1]["bus_id"]))
+    ]  # fmt: skip
+    print(table(("slot", "uuid", "role", "for jobs", "since", "why"), cells))
+    for event in state["history"][-options.events :]:
+        print("{}  {}".format(event["at"], event_text(event, check=False)))
+    findings = [attention(row) for row in rows if needs_attention(row)]
+    print("\n".join(["", *findings] if findings else []), end="\n" if findings else "")
+    return verdict.exit_code(rows)
+
+
+def do_spare_promote(options: argparse.Namespace) -> int:
+    """`steadyrack spare promote`."""
+    loser = gpu_people.promote(options.root, options.spare or "", options.instead_of, options.even_if_busy)
+    say("notice", f"{loser} is given up; a spare takes its place")
+    return _pass(options)
+
+
+def do_spare_return(options: argparse.Namespace) -> int:
+    """`steadyrack spare return`."""
+    uuid = gpu_people.take_back(options.root, options.gpu)
+    say("notice", f"{uuid} is back: a spare, and active where a place is free")
+    return _pass(options)
+
+
+def _pass(options: argparse.Namespace) -> int:
+    """Bring the cards to the roles a person has just changed."""
+    options.check, options.wait, options.textfile, options.tell = False, 0.0, None, True
+    return do_gpu_apply(options)
+
+
+def do_gpu_accept(options: argparse.Namespace) -> int:
+    """`steadyrack gpu accept-baseline`."""
+    changes = gpu_baseline.accept(options.root, options.uuid)
+    for change in changes:
+        say("notice", "{uuid}: {counter} {from} -> {to} is the base from now on".format(**change))
+    if not changes:
+        say("info", "nothing has risen since the base")
+    return 0
+
+
+def do_gpu_env(options: argparse.Namespace) -> int:
+    """`steadyrack gpu env`."""
+    listed = gpu_allow.read(options.root)
+    if listed is None:
+        raise ToolError(gpu_allow.LIST_PATH, "not there", "the list for jobs", "steadyrack gpu apply, as root")
+    print("\n".join(f"export {line}" for line in gpu_allow.variables(listed)))
+    return 0
+
+
+def do_gpu_watch(options: argparse.Namespace) -> int:
+    """`steadyrack gpu watch`."""
+    command = [sys.executable, "-I", os.path.realpath(__file__), "--root", options.root, "gpu"]
+    tellers: list[subprocess.Popen[bytes]] = []
+
+    def look() -> None:
+        # A process of its own: this one keeps what it needs to wait, and nothing of the driver's.
+        status = subprocess.run([*command, "apply", "--no-tell"], stdin=subprocess.DEVNULL, check=False).returncode
+        if status == EXIT_CANNOT:
+            say("error", "the pass could not be carried out; the timer tries again")
+        # Hooks may take long, and the next card does not wait for them.
+        tellers[:] = [teller for teller in tellers if teller.poll() is None]
+        tellers.append(subprocess.Popen([*command, "tell"], stdin=subprocess.DEVNULL))
+
+    gpu_watch.follow(look, say)
+    return 0
 
 
 def wait_for_gpus(root: str, policy: gpu_policy.Policy, wait_s: float) -> None:
@@ -404,7 +545,20 @@ def parser() -> Parser:
     apply_.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS",
                         help="wait this long for the driver to show all GPUs (default 0)")  # fmt: skip
     apply_.add_argument("--check", action="store_true", help="only say what would be set; exit status 1 if anything")
+    apply_.add_argument("--no-tell", dest="tell", action="store_false", help="leave the hooks to `gpu tell`")
+    apply_.add_argument("--textfile", metavar="DIRECTORY",
+                        help="of node_exporter's textfile collector (default: Debian's, else our own)")  # fmt: skip
     apply_.set_defaults(do=do_gpu_apply)
+    base = gpu.add_parser("accept-baseline", help="take the error counts of now as the base for rises")
+    base.add_argument("uuid", nargs="?", help="of one GPU; left out: of all")
+    base.set_defaults(do=do_gpu_accept)
+    tell = gpu.add_parser("tell", help="tell the hooks of alarm.d what happened to GPUs and they do not know yet")
+    tell.set_defaults(do=do_gpu_tell)
+    env = gpu.add_parser("env", help='the GPUs that jobs may use, as lines for a shell: eval "$(steadyrack gpu env)"')
+    env.set_defaults(do=do_gpu_env)
+    follow = gpu.add_parser("watch", help="follow the kernel log until ended; apply at each Xid")
+    follow.set_defaults(do=do_gpu_watch)
+    spare_commands(commands.add_parser("spare", help="which GPUs work and which stand by"))
     times = commands.add_parser("time", help="this host's clock").add_subparsers(
         dest="verb", required=True, metavar="VERB"
     )
@@ -423,6 +577,24 @@ def parser() -> Parser:
     )
     settle.set_defaults(do=do_time_settle)
     return top
+
+
+def spare_commands(spare: argparse.ArgumentParser) -> None:
+    """`steadyrack spare …`."""
+    verbs = spare.add_subparsers(dest="verb", required=True, metavar="VERB")
+    show = verbs.add_parser("status", help="the role of every GPU, what jobs are given, and what happened last")
+    show.add_argument("--json", action="store_true", help="everything that is known, as JSON")
+    show.add_argument("--events", type=int, default=5, metavar="N", help="how many of the last events (default 5)")
+    show.set_defaults(do=do_spare_status)
+    promote = verbs.add_parser("promote", help="let a spare take the place of a GPU that you give up")
+    promote.add_argument("spare", nargs="?", help="UUID (or its beginning), serial or slot; left out: the next one")
+    promote.add_argument("--instead-of", required=True, metavar="GPU", help="the GPU to give up")
+    promote.add_argument("--even-if-busy", action="store_true",
+                         help="although it is well and a job is on it, which is not ended")  # fmt: skip
+    promote.set_defaults(do=do_spare_promote)
+    back = verbs.add_parser("return", help="after repair: take a failed GPU back, or accept one that was put in")
+    back.add_argument("gpu", help="UUID (or its beginning), serial or slot")
+    back.set_defaults(do=do_spare_return)
 
 
 def seconds(text: str) -> float:

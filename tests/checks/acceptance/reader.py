@@ -62,7 +62,7 @@ UNIT_FOLDERS = (
 
 def read(request: Record, root: str = "/") -> Record:
     """All the evidence that `request` names. Its keys: commands, units, packages, files, processes, sockets,
-    tcp, gpus."""
+    tcp, session, gpus."""
     evidence: Record = {"version": VERSION, "host": _host(root)}
     # Commands first: one of them may wait for the time daemon to settle.
     evidence["commands"] = {
@@ -78,6 +78,8 @@ def read(request: Record, root: str = "/") -> Record:
     if request.get("sockets"):
         evidence["sockets"] = sockets(root)
     evidence["tcp"] = {place: answers(place) for place in request.get("tcp", [])}
+    if request.get("session"):
+        evidence["session"] = session(root, request["session"])
     if request.get("gpus"):
         evidence["pci"] = pci_gpus(root)
         evidence["nvml"] = nvml(request.get("nvml_library", "libnvidia-ml.so.1"))
@@ -241,6 +243,28 @@ def processes(root: str, name: str) -> list[Record]:
     return sorted(found, key=lambda entry: entry["pid"])
 
 
+def session(root: str, names: list[str]) -> Record:
+    """Settings in the environment that sshd gave to the command we are part of: {name: text, None where not set}, or
+    {error}. sudo, which may stand between, has an environment of its own."""
+    pid = os.getpid()
+    while pid > 1:
+        stat = _text(os.path.join(root, f"proc/{pid}/stat")) or ""
+        parent = int((stat.rpartition(")")[2].split() or ["0", "0"])[1])
+        # `sshd-session` from OpenSSH 9.8 on.
+        if (_text(os.path.join(root, f"proc/{parent}/comm")) or "").startswith("sshd"):
+            break
+        pid = parent
+    else:
+        return {"error": "no SSH session above the reader"}
+    try:
+        with open(os.path.join(root, f"proc/{pid}/environ"), "rb") as stream:
+            pairs = [entry.partition("=") for entry in stream.read().decode("utf-8", "replace").split("\0")]
+    except OSError as error:
+        return {"error": f"environment of process {pid}: {error.strerror}"}
+    found = {name: value for name, _, value in pairs}
+    return {name: found.get(name) for name in names}
+
+
 def sockets(root: str) -> list[Record]:
     """Listening TCP and bound, unconnected UDP sockets: protocol, address and port."""
     found = []
@@ -337,6 +361,7 @@ NUMBERS = {
     "default_mw": "nvmlDeviceGetPowerManagementDefaultLimit",
     "persistence": "nvmlDeviceGetPersistenceMode",
     "link_width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "compute_mode": "nvmlDeviceGetComputeMode",
 }
 
 
@@ -437,6 +462,18 @@ def _nvml_gpu(nvml_library: ctypes.CDLL, index: int, tell: Callable[[Record], No
     limits = "nvmlDeviceGetPowerManagementLimitConstraints"
     told = ask("min_mw", limits, handle, ctypes.byref(low), ctypes.byref(high))
     gpu["min_mw"] = low.value if told else None
+    rows = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failure
+    told = ask("remapped", "nvmlDeviceGetRemappedRows", handle, *(ctypes.byref(number) for number in rows))
+    gpu["remap_pending"], gpu["remap_failure"] = (rows[2].value, rows[3].value) if told else (None, None)
+    reasons = ctypes.c_ulonglong()
+    # The second name is that of drivers before 535, which gives the same bits.
+    for function in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+        told = ask("event_reasons", function, handle, ctypes.byref(reasons))
+        if told:
+            gpu["errors"].pop("event_reasons", None)
+        if told or gpu["errors"]["event_reasons"] != 13:
+            break
+    gpu["event_reasons"] = reasons.value if told else None
     return gpu
 
 

@@ -1,4 +1,4 @@
-"""Every GPU that the inventory declares is there, capped as planned, kept initialised and on its full link.
+"""Every GPU that the inventory declares is there, well, capped as planned, kept initialised and on its full link.
 
 Three witnesses: the inventory, the PCI bus (sysfs) and NVML, the last read with ctypes and none of our code. The
 policy file is a fourth thing to be judged, not a source of what to expect.
@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
@@ -25,6 +26,12 @@ NAMES = ("uuid", "serial", "bus_id", "model")  # most specific first
 GRAIN_MW = 1000  # caps are whole watts; readings within half of that are the same cap
 LAST_BITS = 1e-9  # 83 % of 300 is 249 and not a last bit less
 AUTO = "auto"
+LIST = "CUDA_VISIBLE_DEVICES"
+PROHIBITED = 2  # nvml.h, nvmlComputeMode_t
+
+# nvml.h, nvmlClocksEventReasons: hardware slows the card for heat, or because the chassis pulls its power brake.
+HW_THERMAL, HW_POWER_BRAKE = 0x40, 0x80
+NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 
 # nvml.h, nvmlReturn_t: what a card's own answer means for its row.
 CODES = {
@@ -42,7 +49,7 @@ CODES = {
 
 def reads(node: Node) -> dict[str, Any]:
     """What must be read from a node for these checks."""
-    return {"gpus": True, "files": {POLICY: {"content": True}}}
+    return {"gpus": True, "session": [LIST], "files": {POLICY: {"content": True}}}
 
 
 # --- what there is -------------------------------------------------------------------------------
@@ -72,14 +79,27 @@ def sick(node: Node, gpus: Iterable[Gpu]) -> dict[str, str]:
     """Subject → why NVML does not answer for it: cards on the bus that NVML cannot name, and cards without a name."""
     gpus = list(gpus)
     silent = [gpu for gpu in gpus if not gpu.get("uuid")]
-    named = {gpu["bus_id"] for gpu in gpus if gpu.get("uuid")}
+    named = {gpu["bus_id"] for gpu in gpus if gpu.get("uuid")} | set(known_missing(node, gpus))
     why = ", ".join(sorted({_code(code) for gpu in silent for code in gpu["errors"].values()})) or "not listed"
     found = {
         device["bus_id"]: f"NVML does not answer for it: {why}"
         for device in node.section("pci")
         if device["bus_id"] not in named
     }
-    return found or {f"GPU without a name ({place + 1})": f"NVML: {why}" for place, _ in enumerate(silent)}
+    if found or known_missing(node, gpus):
+        return found
+    return {f"GPU without a name ({place + 1})": f"NVML: {why}" for place, _ in enumerate(silent)}
+
+
+def known_missing(node: Node, gpus: Iterable[Gpu]) -> dict[str, str]:
+    """Slot → until when and why, of gpu_policy_known_missing: where no card answers, and the day has not passed."""
+    answering = {gpu["bus_id"] for gpu in gpus if gpu.get("uuid")}
+    today = datetime.now(UTC).date()
+    return {
+        _long_bus_id(entry["bus_id"]): f"known missing until {entry['until']}: {entry['reason']}"
+        for entry in node.setting_or("gpu_policy_known_missing", [])
+        if date.fromisoformat(str(entry["until"])[:10]) >= today and _long_bus_id(entry["bus_id"]) not in answering
+    }
 
 
 def _code(code: int) -> str:
@@ -164,6 +184,36 @@ def expected_width(node: Node, gpu: Gpu) -> int:
     return int(given if given is not None else node.setting("gpu_policy_link_width"))
 
 
+def given(node: Node) -> list[str] | None:
+    """The GPUs that a command over plain SSH is given, as printenv would tell there; None where nobody says any."""
+    session = node.section("session")
+    if session.get("error"):
+        raise UnreadableError(f"{LIST}: {session['error']}")
+    text = session.get(LIST)
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def closed(node: Node, gpu: Gpu) -> bool:
+    """Whether the GPU is none of those for jobs: by what jobs are given, else by what it lets onto itself."""
+    try:
+        listed = given(node) if node.setting("gpu_policy_environment") else None
+    except UnreadableError:
+        listed = None
+    return bool(gpu["compute_mode"] == PROHIBITED if listed is None else gpu["uuid"] not in listed)
+
+
+def wanted_cap_w(node: Node, gpu: Gpu) -> float:
+    """The cap of a GPU at work; a closed one is at its lowest, so that a mistake with it stays in the budget."""
+    if not closed(node, gpu):
+        return expected_cap_w(node, gpu)
+    own = node.setting_or("gpu_policy_spare_power_cap_w", None)
+    if own not in (None, ""):
+        return float(math.floor(float(own)))
+    if gpu.get("min_mw") is None:
+        raise UnreadableError("NVML does not tell the lowest cap of a GPU that is not for jobs")
+    return float(gpu["min_mw"] / GRAIN_MW)
+
+
 # --- the checks ----------------------------------------------------------------------------------
 
 
@@ -172,7 +222,9 @@ def test_inventory_bus_and_nvml_count_the_same_gpus(node: Node, record: Record) 
     declared, devices = declared_count(node), node.section("pci")
     gone = [device["bus_id"] for device in devices if device["gone"]]
     troubles = [f"{address} has fallen off the bus" for address in gone]
+    missing: dict[str, str] = {}
     try:
+        missing = known_missing(node, gpus_of(node))
         answering: int | None = sum(1 for gpu in gpus_of(node) if gpu.get("uuid") and not gpu["errors"].get("handle"))
         troubles += [f"{name}: {why}" for name, why in sick(node, gpus_of(node)).items() if name not in gone]
     except UnreadableError as trouble:
@@ -188,27 +240,29 @@ def test_inventory_bus_and_nvml_count_the_same_gpus(node: Node, record: Record) 
     if answering is None and len(devices) - len(gone) == declared and node.section("nvml")["state"] != "done":
         record([row("gpu.count", node.name, UNKNOWN, **fields)])  # a hang says nothing about how many there are
         return
-    record(
-        [
-            judged("gpu.count", node.name, declared == len(devices) - len(gone) == answering, **fields),
-            *_models(node, answering),
-        ]
-    )
+    right = declared == len(devices) - len(gone) == answering
+    there = [device for device in devices if not device["gone"] and device["bus_id"] not in missing]
+    if not right and missing and declared - len(missing) == len(there) == answering:
+        fields["reason"] = "; ".join(f"{slot} {why}" for slot, why in missing.items())
+        fields["state"], fields["severity"], right = "known_missing", "warning", True
+    record([judged("gpu.count", node.name, right, **fields), *_models(node, answering, len(missing))])
 
 
-def _models(node: Node, answering: int | None) -> list[Row]:
-    """Right in number and wrong in kind: a swapped card."""
+def _models(node: Node, answering: int | None, missing: int) -> list[Row]:
+    """Right in number and wrong in kind: a swapped card. As many as are known to be missing may be of any model."""
     if answering is None or len(node.setting("rack_gpus")) == 0:
         return []
     names = [model_name(gpu["name"]) for gpu in gpus_of(node) if gpu.get("name")]
     wanted = {entry["model"]: 0 for entry in node.setting("rack_gpus")}
     for entry in node.setting("rack_gpus"):
         wanted[entry["model"]] += int(entry["count"])
+    short = {model: max(0, count - names.count(model_name(model))) for model, count in wanted.items()}
+    excused = 0 < sum(short.values()) <= missing
     return [
         judged(
             "gpu.count",
             model,
-            names.count(model_name(model)) == count,
+            names.count(model_name(model)) == count or (excused and short[model] > 0),
             expected=count,
             measured=names.count(model_name(model)),
             unit="GPUs",
@@ -218,6 +272,62 @@ def _models(node: Node, answering: int | None) -> list[Row]:
         )
         for model, count in wanted.items()
     ]
+
+
+@pytest.mark.check("gpu.remapped_rows")
+def test_no_memory_row_failed_to_be_remapped(node: Node, record: Record) -> None:
+    record(_of_each("gpu.remapped_rows", node, _remap_row))
+
+
+def _of_each(check: str, node: Node, judge: Callable[[Gpu], Row]) -> list[Row]:
+    """A row for each card that answers; one that does not is gpu.count's finding, and not another here."""
+    found = [judge(gpu) for gpu in gpus_of(node) if gpu.get("uuid")]
+    return found or [row(check, node.name, NOT_JUDGED, reason="no GPU answers; see gpu.count", source="nvml")]
+
+
+def _unread(check: str, gpu: Gpu, field: str) -> Row:
+    code = gpu["errors"].get(field, 999)
+    absent = code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
+    why = f"NVML does not tell: {_code(code)}"
+    return row(check, gpu["uuid"], NOT_JUDGED if absent else UNKNOWN, source="nvml", reason=why)
+
+
+def _remap_row(gpu: Gpu) -> Row:
+    if gpu["remap_failure"] is None:
+        return _unread("gpu.remapped_rows", gpu, "remapped")
+    failed, pending = bool(gpu["remap_failure"]), bool(gpu["remap_pending"])
+    return judged(
+        "gpu.remapped_rows",
+        gpu["uuid"],
+        not failed,
+        state="failure" if failed else "pending" if pending else "ok",
+        severity="warning" if pending and not failed else None,
+        source="nvml",
+        reason="a row could not be remapped" if failed else "a remapping waits for a reset" if pending else None,
+        hint="take the card out of service and replace it",
+    )
+
+
+@pytest.mark.check("gpu.throttle")
+def test_neither_power_brake_nor_heat_slows_a_gpu(node: Node, record: Record) -> None:
+    record(_of_each("gpu.throttle", node, _throttle_row))
+
+
+def _throttle_row(gpu: Gpu) -> Row:
+    reasons = gpu["event_reasons"]
+    if reasons is None:
+        return _unread("gpu.throttle", gpu, "event_reasons")
+    brake, heat = bool(reasons & HW_POWER_BRAKE), bool(reasons & HW_THERMAL)
+    return judged(
+        "gpu.throttle",
+        gpu["uuid"],
+        not brake and not heat,
+        state="hw_power_brake" if brake else "hw_thermal" if heat else "ok",
+        measured=f"0x{reasons:x}",
+        source="nvml",
+        reason="the chassis pulls the power brake" if brake else "slowed by hardware for heat" if heat else None,
+        hint="look at power supplies, feeds and the card's cable" if brake else "look at fans, filters and inlet air",
+    )
 
 
 @pytest.mark.check("gpu.power_cap")
@@ -250,7 +360,7 @@ def _cap_row(node: Node, gpu: Gpu) -> Row:
         "measured": None if enforced is None else _watts(enforced),
     }
     try:
-        wanted = expected_cap_w(node, gpu)
+        wanted = wanted_cap_w(node, gpu)
     except (UnsetError, UnreadableError) as trouble:
         return row("gpu.power_cap", gpu["uuid"], UNKNOWN, reason=str(trouble), **fields)
     fields["expected"] = _watts(wanted * GRAIN_MW)
@@ -399,13 +509,91 @@ def test_the_driver_keeps_every_gpu_initialised(node: Node, record: Record) -> N
     record(found or [row("gpu.persistence", node.name, UNKNOWN, reason="NVML lists no GPU", source="nvml")])
 
 
+@pytest.mark.check("gpu.allow_list")
+def test_a_job_over_plain_ssh_is_given_exactly_the_active_gpus(node: Node, record: Record) -> None:
+    """Seen from the consumer's side: that some file says so proves nothing (C46). A card that is out is gpu.count's."""
+    there = {gpu["uuid"] for gpu in gpus_of(node) if gpu.get("uuid")}
+    may = min(declared_count(node) - int(node.setting("gpu_policy_spares")), len(there))
+    fields: dict[str, Any] = {"expected": may, "unit": "GPUs", "source": "environment of an SSH command, nvml"}
+    if not node.setting("gpu_policy_environment"):
+        why = "gpu_policy_environment is false: the scheduler gives GPUs to jobs"
+        record([row("gpu.allow_list", node.name, NOT_JUDGED, reason=why, **fields)])
+        return
+    listed = given(node)
+    if listed is None:
+        why, state = f"{LIST} is not set: a job takes any GPU, the spare too", "missing"
+    else:
+        strangers = [name for name in listed if name not in there]
+        why = f"jobs are given what is not there: {', '.join(strangers)}" if strangers else ""
+        state = "extra" if strangers or len(listed) > may else "short" if len(set(listed)) < may else "ok"
+    record(
+        [
+            judged(
+                "gpu.allow_list",
+                node.name,
+                state == "ok",
+                state=state,
+                measured=None if listed is None else len(listed),
+                reason=why or None,
+                **fields,
+                hint="steadyrack spare status; steadyrack gpu apply; does sshd use PAM, and PAM pam_env?",
+            )
+        ]
+    )
+
+
+@pytest.mark.check("gpu.compute_mode")
+def test_gpus_for_jobs_are_open_and_all_others_are_closed(node: Node, record: Record) -> None:
+    gpus = gpus_of(node)
+    listed = given(node) if node.setting("gpu_policy_environment") else None
+    named = [gpu for gpu in gpus if gpu.get("uuid")]
+    found = [_mode_row(gpu, None if listed is None else gpu["uuid"] in listed) for gpu in named]
+    if listed is None:
+        spares = int(node.setting("gpu_policy_spares"))
+        shut = sum(gpu["compute_mode"] == PROHIBITED for gpu in named)
+        found.append(
+            judged("gpu.compute_mode", node.name, shut >= spares, expected=spares, measured=shut, unit="closed GPUs")
+        )
+    found += [
+        row("gpu.compute_mode", name, UNKNOWN, source="nvml", reason=why) for name, why in sick(node, gpus).items()
+    ]
+    record(found)
+
+
+def _mode_row(gpu: Gpu, for_jobs: bool | None) -> Row:
+    """One GPU. ``for_jobs``: whether jobs are given it; None where they are not told over SSH."""
+    mode = gpu["compute_mode"]
+    fields: dict[str, Any] = {"measured": mode, "source": "nvml"}
+    if mode is None:
+        why = f"NVML does not tell: {_code(gpu['errors'].get('compute_mode', 999))}"
+        return row("gpu.compute_mode", gpu["uuid"], UNKNOWN, reason=why, **fields)
+    state = "prohibited" if mode == PROHIBITED else "open"
+    good = for_jobs is None or for_jobs == (mode != PROHIBITED)
+    return judged(
+        "gpu.compute_mode",
+        gpu["uuid"],
+        good,
+        state=state,
+        expected=None if for_jobs is None else "open" if for_jobs else "prohibited",
+        reason=None if good else "jobs are given it and cannot open it" if for_jobs else "any job can open it",
+        **fields,
+        hint="steadyrack gpu apply; then look for who set it (nvidia-smi -c in units, cron, job scripts)",
+    )
+
+
 @pytest.mark.check("pcie.width")
 def test_every_link_has_its_declared_width_up_to_the_root_port(node: Node, record: Record) -> None:
     try:
         by_slot = {gpu["bus_id"]: gpu for gpu in gpus_of(node) if gpu.get("bus_id")}
     except UnreadableError:
         by_slot = {}  # the bus is a witness of its own
-    found = [_width_row(node, device, by_slot.get(device["bus_id"])) for device in node.section("pci")]
+    out = known_missing(node, by_slot.values())
+    found = [
+        row("pcie.width", device["bus_id"], NOT_JUDGED, source="sysfs", reason=out[device["bus_id"]])
+        if device["bus_id"] in out
+        else _width_row(node, device, by_slot.get(device["bus_id"]))
+        for device in node.section("pci")
+    ]
     if not found:
         empty = declared_count(node) == 0
         found = [

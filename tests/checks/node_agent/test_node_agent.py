@@ -21,7 +21,7 @@ LAUNCHER = "/usr/bin/steadyrack"
 UNIT_FOLDER = "/usr/lib/systemd/system"
 BOOTED = ["systemctl", "show", "--timestamp=unix", "--property=UserspaceTimestamp"]
 BOOT, VERIFY, TIMER = "steadyrack-gpu.service", "steadyrack-gpu-verify.service", "steadyrack-gpu.timer"
-WATCH = "steadyrack-time-watch.service"
+WATCH, GPU_WATCH = "steadyrack-time-watch.service", "steadyrack-gpu-watch.service"
 
 
 def reads(node: Node) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def reads(node: Node) -> dict[str, Any]:
     files = (f"{PACKAGE}/*.py", f"{PROGRAMS}/*.py", LAUNCHER, f"{UNIT_FOLDER}/{BOOT}")
     return {
         "files": {name: {} for name in files},
-        "units": [*([BOOT, VERIFY, TIMER] if _keeps_gpus(node) else []), WATCH],
+        "units": [*([BOOT, VERIFY, TIMER, GPU_WATCH] if _keeps_gpus(node) else []), WATCH],
         "commands": {"boot time": {"argv": BOOTED}},
     }
 
@@ -105,11 +105,12 @@ def test_the_agents_units_are_enabled_and_did_well(node: Node, record: Record) -
     watch = node.unit(WATCH)
     rows = [_unit_row(WATCH, watch, _runs_on(watch) and _runs(watch, "time watch"), "enabled, active")]
     if _keeps_gpus(node):
-        boot, verify, timer = node.unit(BOOT), node.unit(VERIFY), node.unit(TIMER)
+        boot, verify, timer, follower = (node.unit(name) for name in (BOOT, VERIFY, TIMER, GPU_WATCH))
         rows += [
             _boot_row(node, boot),
             _unit_row(VERIFY, verify, _fares_well(verify), "last result success"),
             _unit_row(TIMER, timer, _runs_on(timer), "enabled, active"),
+            _unit_row(GPU_WATCH, follower, _runs_on(follower) and _runs(follower, "gpu watch"), "enabled, active"),
         ]
     record(rows)
 

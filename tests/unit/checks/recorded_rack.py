@@ -54,6 +54,8 @@ def good_evidence(base: str) -> dict[str, Any]:
     evidence["files"]["/usr/bin/steadyrack"] = {"/usr/bin/steadyrack": _file(files / "steadyrack", "0755")}
     for folder in ("/etc/chrony", "/etc/chrony/steadyrack.d"):
         evidence["files"][folder] = {}  # asked for since: a directory is told of only where a link stands for it
+    for gpu in evidence.get("nvml", {}).get("gpus", []):
+        gpu.update(remap_pending=0, remap_failure=0, event_reasons=1)  # asked for since: well, and idle
     # As recorded of the unit in the demo rack, after the rest.
     evidence["units"]["steadyrack-time-watch.service"] = {
         "Type": "notify", "MainPID": "730", "Result": "success",
@@ -61,7 +63,20 @@ def good_evidence(base: str) -> dict[str, Any]:
         "Id": "steadyrack-time-watch.service", "LoadState": "loaded", "ActiveState": "active", "SubState": "running",
         "UnitFileState": "enabled", "NeedDaemonReload": "no", "ConditionResult": "yes",
     }  # fmt: skip
+    if GROUPS[base] == "gpu_nodes":
+        _with_roles(evidence)
     return evidence
+
+
+def _with_roles(evidence: dict[str, Any]) -> None:
+    """What is asked for since: who may open a GPU, who is told of it, and who follows the kernel log."""
+    for gpu in evidence["nvml"]["gpus"]:
+        gpu.update(compute_mode=0, min_mw=150000)
+    evidence["session"] = {"CUDA_VISIBLE_DEVICES": ",".join(gpu["uuid"] for gpu in evidence["nvml"]["gpus"])}
+    evidence["units"]["steadyrack-gpu-watch.service"] = {
+        **evidence["units"]["steadyrack-time-watch.service"], "Id": "steadyrack-gpu-watch.service", "Type": "simple",
+        "ExecStart": "{ path=/usr/bin/steadyrack ; argv[]=/usr/bin/steadyrack gpu watch ; }",
+    }  # fmt: skip
 
 
 def _file(path: Path, mode: str) -> dict[str, Any]:

@@ -76,6 +76,22 @@ def gpu(place: int, **values: Any) -> Callable[[Evidence], object]:
     return lambda evidence: evidence["nvml"]["gpus"][place].update(values)
 
 
+def given(*places: int) -> Callable[[Evidence], object]:
+    """A command over SSH is told of these GPUs."""
+
+    def change(evidence: Evidence) -> None:
+        uuids = [evidence["nvml"]["gpus"][place]["uuid"] for place in places]
+        evidence["session"]["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+
+    return change
+
+
+def spare(place: int) -> Callable[[Evidence], object]:
+    """This GPU stands by, and the others are for jobs."""
+    others = [other for other in range(4) if other != place]
+    return both(gpu(place, compute_mode=2, requested_mw=150000, enforced_mw=150000), given(*others))
+
+
 def boot_unit_is_new(evidence: Evidence) -> None:
     """It came after the last boot, so it had no occasion to run."""
     evidence["units"]["steadyrack-gpu.service"].update(ActiveState="inactive", SubState="dead")
@@ -208,6 +224,10 @@ CHECKS = (
     "gpu.count",
     "gpu.power_cap",
     "gpu.persistence",
+    "gpu.allow_list",
+    "gpu.compute_mode",
+    "gpu.remapped_rows",
+    "gpu.throttle",
     "pcie.width",
     "agent.files",
     "agent.units",
@@ -221,8 +241,21 @@ CHECKS = (
     "time.serving",
     "firewall.ntp",
 )
-NVML_GONE = {"gpu.count": "fail", "gpu.power_cap": "unknown", "gpu.persistence": "unknown"}
+NVML_SILENT = dict.fromkeys(
+    (
+        "gpu.power_cap",
+        "gpu.persistence",
+        "gpu.allow_list",
+        "gpu.compute_mode",
+        "gpu.remapped_rows",
+        "gpu.throttle",
+    ),
+    "unknown",
+)
+NVML_GONE = {"gpu.count": "fail", **NVML_SILENT}
+ONE_SPARE = {"gpu_policy_spares": 1}
 
+OUT = {"bus_id": "0000:4b:00.0", "until": "9999-12-31", "reason": "RMA 4711"}
 CARDS = {"model": "NVIDIA A100 80GB PCIe", "count": 4, "power_max_w": 300, "power_min_w": 150}
 
 CASES = [
@@ -770,6 +803,12 @@ CASES = [
         "watchdog",
     ),
     Case(
+        "gpu-watch-stopped",
+        "gpu-a1",
+        unit("steadyrack-gpu-watch.service", ActiveState="inactive", SubState="dead"),
+        {"agent.units": "fail"},
+    ),
+    Case(
         "watch-looks-at-something-else",
         "gpu-a1",
         unit("steadyrack-time-watch.service", ExecStart="{ path=/bin/sleep ; argv[]=/bin/sleep infinity ; }"),
@@ -787,14 +826,21 @@ CASES = [
         "card-lost",
         "gpu-a1",
         card_lost,
-        {"gpu.count": "fail", "gpu.power_cap": "unknown", "gpu.persistence": "unknown", "pcie.width": "unknown"},
+        {
+            "gpu.count": "fail",
+            "gpu.power_cap": "unknown",
+            "gpu.persistence": "unknown",
+            "gpu.allow_list": "fail",  # a job is given it still: nobody has taken its place
+            "gpu.compute_mode": "unknown",
+            "pcie.width": "unknown",
+        },
         "fallen off the bus",
     ),
     Case(
         "card-off-the-bus",
         "gpu-a1",
         lambda e: (e["pci"].pop(0), e["nvml"]["gpus"].pop(0)),
-        {"gpu.count": "fail"},
+        {"gpu.count": "fail", "gpu.allow_list": "fail"},
         "3 on the bus, 3 in NVML",
     ),
     Case(
@@ -804,7 +850,41 @@ CASES = [
         {"gpu.count": "fail", "gpu.power_cap": "unknown", "pcie.width": "unknown"},
         "a30",
     ),
-    Case("more-than-declared", "gpu-a1", None, {"gpu.count": "fail"}, variables={"gpu_policy_gpu_count": 3}),
+    Case(
+        "more-than-declared",
+        "gpu-a1",
+        None,
+        {"gpu.count": "fail", "gpu.allow_list": "fail"},
+        variables={"gpu_policy_gpu_count": 3},
+    ),
+    Case(
+        "c48-card-lost-and-known",
+        "gpu-a1",
+        both(given(0, 2, 3), card_lost),
+        variables={"gpu_policy_known_missing": [OUT]},
+    ),
+    Case(
+        "c48-card-off-the-bus-and-known",
+        "gpu-a1",
+        both(given(0, 2, 3), lambda e: (e["pci"].pop(1), e["nvml"]["gpus"].pop(1))),
+        variables={"gpu_policy_known_missing": [{**OUT, "bus_id": "4B:00.0"}]},
+    ),
+    Case(
+        "c48-another-card-off-the-bus",
+        "gpu-a1",
+        both(given(1, 2, 3), lambda e: (e["pci"].pop(0), e["nvml"]["gpus"].pop(0))),
+        {"gpu.count": "fail"},
+        "3 on the bus, 3 in NVML",
+        variables={"gpu_policy_known_missing": [OUT]},
+    ),
+    Case(
+        "c48-known-until-yesterday",
+        "gpu-a1",
+        both(given(0, 2, 3), lambda e: (e["pci"].pop(1), e["nvml"]["gpus"].pop(1))),
+        {"gpu.count": "fail"},
+        "3 on the bus, 3 in NVML",
+        variables={"gpu_policy_known_missing": [{**OUT, "until": "2020-01-01"}]},
+    ),
     Case(
         "no-library",
         "gpu-a1",
@@ -841,7 +921,7 @@ CASES = [
         "nvml-hangs",
         "gpu-a1",
         lambda e: e["nvml"].update(state="silent", asking="nvmlDeviceGetUUID of GPU at place 2"),
-        {"gpu.count": "unknown", "gpu.power_cap": "unknown", "gpu.persistence": "unknown"},
+        {"gpu.count": "unknown", **NVML_SILENT},
         "nvmlDeviceGetUUID",
     ),
     # --- gpu.power_cap ---
@@ -934,6 +1014,124 @@ CASES = [
         {"gpu.persistence": "unknown"},
         "no permission",
     ),
+    # --- gpu.allow_list, gpu.compute_mode ---
+    Case("one-spare", "gpu-a1", spare(3), variables=ONE_SPARE),
+    Case(
+        "spare-with-a-cap-of-its-own",
+        "gpu-a1",
+        both(spare(3), gpu(3, requested_mw=160000, enforced_mw=160000)),
+        variables={**ONE_SPARE, "gpu_policy_spare_power_cap_w": 160},
+    ),
+    Case(
+        "c46-a-job-is-given-the-spare-too",
+        "gpu-a1",
+        both(spare(3), given(0, 1, 2, 3)),
+        {"gpu.allow_list": "fail", "gpu.compute_mode": "fail", "gpu.power_cap": "fail"},
+        "jobs are given it and cannot open it",
+        variables=ONE_SPARE,
+    ),
+    Case(
+        "c46-a-job-is-told-nothing",
+        "gpu-a1",
+        both(spare(3), lambda e: e["session"].update(CUDA_VISIBLE_DEVICES=None)),
+        {"gpu.allow_list": "fail"},
+        "a job takes any GPU",
+        variables=ONE_SPARE,
+    ),
+    Case(
+        "a-job-is-given-too-few",
+        "gpu-a1",
+        both(spare(3), given(0, 1), gpu(2, compute_mode=2, requested_mw=150000, enforced_mw=150000)),
+        {"gpu.allow_list": "fail"},
+        variables=ONE_SPARE,
+    ),
+    Case(
+        "a-job-is-given-one-twice",
+        "gpu-a1",
+        both(spare(3), given(0, 1, 1), gpu(2, compute_mode=2, requested_mw=150000, enforced_mw=150000)),
+        {"gpu.allow_list": "fail"},
+        variables=ONE_SPARE,
+    ),
+    Case(
+        "a-job-is-given-numbers",
+        "gpu-a1",
+        both(spare(3), lambda e: e["session"].update(CUDA_VISIBLE_DEVICES="0,1,2")),
+        {"gpu.allow_list": "fail", "gpu.compute_mode": "fail", "gpu.power_cap": "fail"},
+        "what is not there: 0, 1, 2",
+        variables=ONE_SPARE,
+    ),
+    Case(
+        "spare-open",
+        "gpu-a1",
+        both(spare(3), gpu(3, compute_mode=0)),
+        {"gpu.compute_mode": "fail"},
+        "any job can open it",
+        variables=ONE_SPARE,
+    ),
+    Case(
+        "spare-not-capped-low",
+        "gpu-a1",
+        both(spare(3), gpu(3, requested_mw=300000, enforced_mw=300000)),
+        {"gpu.power_cap": "fail"},
+        "requested 300 W",
+        variables=ONE_SPARE,
+    ),
+    Case(
+        "active-closed",
+        "gpu-a1",
+        both(spare(3), gpu(0, compute_mode=2)),
+        {"gpu.compute_mode": "fail"},
+        "cannot open it",
+        variables=ONE_SPARE,
+    ),
+    Case(
+        "mode-unread",
+        "gpu-a1",
+        gpu(1, compute_mode=None, errors={"compute_mode": 3}),
+        {"gpu.compute_mode": "unknown"},
+        "not supported",
+    ),
+    Case(
+        "no-ssh-session",
+        "gpu-a1",
+        lambda e: e.update(session={"error": "no SSH session above the reader"}),
+        {"gpu.allow_list": "unknown", "gpu.compute_mode": "unknown"},
+        "no SSH session",
+    ),
+    Case(
+        "a-scheduler-gives-gpus",
+        "gpu-a1",
+        both(spare(3), lambda e: e["session"].update(CUDA_VISIBLE_DEVICES=None)),
+        variables={**ONE_SPARE, "gpu_policy_environment": False},
+    ),
+    Case(
+        "a-scheduler-and-no-spare-closed",
+        "gpu-a1",
+        None,
+        {"gpu.compute_mode": "fail"},
+        variables={**ONE_SPARE, "gpu_policy_environment": False},
+    ),
+    # --- gpu.remapped_rows, gpu.throttle ---
+    Case("c63-remap-failed", "gpu-a1", gpu(1, remap_failure=1), {"gpu.remapped_rows": "fail"}, "could not be remapped"),
+    Case("remap-pending", "gpu-a1", gpu(1, remap_pending=1)),
+    Case(
+        "remap-unread",
+        "gpu-a1",
+        gpu(1, remap_failure=None, remap_pending=None, errors={"remapped": 999}),
+        {"gpu.remapped_rows": "unknown"},
+        "unknown error",
+    ),
+    Case("remap-not-supported", "gpu-a1", gpu(1, remap_failure=None, remap_pending=None, errors={"remapped": 3})),
+    Case("power-brake", "gpu-a1", gpu(2, event_reasons=0x88), {"gpu.throttle": "fail"}, "power brake"),
+    Case("slowed-for-heat", "gpu-a1", gpu(2, event_reasons=0x48), {"gpu.throttle": "fail"}, "for heat"),
+    Case("at-its-cap", "gpu-a1", gpu(2, event_reasons=0x4)),
+    Case(
+        "throttle-unread",
+        "gpu-a1",
+        gpu(2, event_reasons=None, errors={"event_reasons": 17}),
+        {"gpu.throttle": "unknown"},
+        "operating system error",
+    ),
     # --- pcie.width ---
     Case(
         "narrow-link",
@@ -970,6 +1168,10 @@ CASES = [
                 "gpu.count",
                 "gpu.power_cap",
                 "gpu.persistence",
+                "gpu.allow_list",
+                "gpu.compute_mode",
+                "gpu.remapped_rows",
+                "gpu.throttle",
                 "pcie.width",
                 "agent.files",
                 "agent.units",

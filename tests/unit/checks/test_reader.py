@@ -210,6 +210,56 @@ def test_nvml_and_the_bus_name_the_same_gpus(gpu_node: Any) -> None:
     assert (first["uuid"], first["bus_id"].lower()) == (gpu_node.uuid(0), "00000000:31:00.0")
     assert (first["requested_mw"], first["enforced_mw"], first["default_mw"]) == (300000, 300000, 300000)
     assert (first["link_width"], first["errors"]) == (16, {})
+    assert (first["remap_pending"], first["remap_failure"], first["event_reasons"]) == (0, 0, 1)
+    assert (first["compute_mode"], first["min_mw"]) == (0, 150000)
+
+
+def process(root: Path, pid: int, parent: int, name: str, environ: bytes | None = None) -> None:
+    """What /proc tells of a process."""
+    folder = root / f"proc/{pid}"
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(f"{pid} ({name} (x) y) S {parent} {pid} {pid} 0 -1")
+    (folder / "comm").write_text(f"{name}\n")
+    if environ is not None:
+        (folder / "environ").write_bytes(environ)
+
+
+@pytest.mark.parametrize("name", ["sshd", "sshd-session"])
+def test_the_environment_that_a_job_over_ssh_is_given_is_read_past_sudos_own(tmp_path: Path, name: str) -> None:
+    process(tmp_path, os.getpid(), 40, "python3", b"CUDA_VISIBLE_DEVICES=all\0")
+    process(tmp_path, 40, 30, "sudo", b"")
+    process(tmp_path, 30, 20, "sh", b"LANG=C\0CUDA_VISIBLE_DEVICES=GPU-a,GPU-b\0\0")
+    process(tmp_path, 20, 1, name, b"CUDA_VISIBLE_DEVICES=no\0")
+    asked = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"]
+    assert reader.session(str(tmp_path), asked) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+        "NVIDIA_VISIBLE_DEVICES": None,
+    }
+
+
+def test_where_there_is_no_ssh_session_its_environment_is_not_known(tmp_path: Path) -> None:
+    process(tmp_path, os.getpid(), 40, "python3")
+    assert "no SSH session" in reader.session(str(tmp_path), ["A"])["error"]
+    process(tmp_path, 40, 1, "sh")
+    process(tmp_path, 1, 0, "systemd")
+    assert "no SSH session" in reader.session(str(tmp_path), ["A"])["error"]
+
+
+def test_an_environment_that_may_not_be_read_is_an_error(tmp_path: Path) -> None:
+    process(tmp_path, os.getpid(), 20, "python3")
+    process(tmp_path, 20, 1, "sshd")
+    assert "No such file" in reader.session(str(tmp_path), ["A"])["error"]
+
+
+def test_memory_and_clocks_are_read_as_they_are_and_by_their_older_name(gpu_node: Any) -> None:
+    gpu_node.set(
+        "gpu.1.remapped_failure=1", "gpu.2.clocks_event_reasons=136", "gpu.3.fault.nvmlDeviceGetRemappedRows=3"
+    )
+    gpu_node.set("fault.nvmlDeviceGetCurrentClocksEventReasons=13")
+    gpus = read(gpu_node)["nvml"]["gpus"]
+    assert [gpu["remap_failure"] for gpu in gpus] == [0, 1, 0, None]
+    assert [gpu["event_reasons"] for gpu in gpus] == [1, 1, 0x88, 1]
+    assert [gpu["errors"] for gpu in gpus] == [{}, {}, {}, {"remapped": 3}]
 
 
 def test_a_lost_gpu_keeps_its_code_and_the_others_are_read(gpu_node: Any) -> None:

@@ -1,5 +1,7 @@
 """Inputs of role gpu_policy become the policy document, which the node's parser takes."""
 
+from datetime import date
+
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible.module_utils.steadyrack import gpu_policy as node_side
@@ -93,6 +95,28 @@ def test_lanes_that_rack_gpus_states_go_before_the_hosts_and_an_override_before_
         {"match": {"model": "NVIDIA A100 80GB PCIe"}, "link_width": 8},
         {"match": {"model": "NVIDIA A30"}, "link_width": 4},
     ]
+
+
+def test_what_is_declared_of_links_and_slots_becomes_rules_that_the_nodes_parser_takes():
+    found = document(
+        [{"model": "NVIDIA A30", "link_gen": 3, "nvlink_links": 4}, {"uuid": UUID, "nvlink_links": 12}],
+        link_gen="4", nvlink_links=0, nvme_link_width="4", peer_to_peer=True,
+        known_missing=[{"bus_id": "0000:31:00.0", "until": date(2026, 12, 31), "reason": "RMA"}],
+    )  # fmt: skip
+    assert found["link_gen"] == [
+        {"match": {"all": True}, "link_gen": 4},
+        {"match": {"model": "NVIDIA A30"}, "link_gen": 3},
+    ]
+    assert [rule["nvlink_links"] for rule in found["nvlink_links"]] == [0, 4, 12]
+    assert found["known_missing"] == [{"bus_id": "0000:31:00.0", "until": "2026-12-31", "reason": "RMA"}]
+    parsed = node_side.parse(found)
+    assert (parsed.nvme_link_width, parsed.peer_to_peer, len(parsed.known_missing)) == (4, True, 1)
+
+
+def test_what_is_left_empty_declares_nothing():
+    found = document(link_gen="", nvme_link_width=None)
+    assert (found["link_gen"], found["nvlink_links"], found["known_missing"]) == ([], [], [])
+    assert node_side.parse(found).nvme_link_width is None
 
 
 # --- MIG ---------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_an_override_that_lowers_one_card_is_not_counted_on_and_it_is_said() -> 
 
 def test_caps_that_only_the_role_could_lower_are_named_as_the_cause() -> None:
     rack = only_rack(*(host(f"g{n}", gpu_policy_power_cap_w=300) for n in range(3)))
-    assert "beside gpu_policy_power_cap_w and gpu_policy_overrides of g0, g1, g2" in rack["lines"][-1]
+    assert rack["lines"][-1].endswith("beside gpu_policy_power_cap_w and gpu_policy_overrides of g0, g1, g2")
 
 
 @pytest.mark.parametrize(
@@ -134,41 +134,58 @@ def racks(draw: st.DrawFn) -> list[dict[str, Any]]:
     hosts = []
     for place in range(draw(st.integers(1, 3))):
         gpus = [
-            {**model, "count": draw(st.integers(1, 3)), "idle_w": 50, "power_cap_w": draw(cap)}
+            {**model, "count": draw(st.integers(1, 3)), "idle_w": idle_w, "power_cap_w": draw(cap)}
             for model in (A100, A30)
             for cap in [st.sampled_from(["auto", None, 150, 160])]
+            for idle_w in [draw(st.sampled_from([None, 50]))]
         ]
-        facts = {"rack_psu_efficiency": draw(st.floats(0.8, 1)), "rack_active_gpus": draw(st.integers(0, 2))}
+        total = sum(entry["count"] for entry in gpus)
+        facts = {"rack_psu_efficiency": draw(st.floats(0.8, 1)), "gpu_policy_spares": draw(st.integers(0, total - 1))}
         hosts.append(host(f"g{place}", *gpus, **feed, **facts, **draw(policies())))
     return hosts
 
 
-def declared_w(facts: dict[str, Any], plan: dict[str, Any], order: list[str]) -> float:
-    """What the node would set, by its own reading of the policy that the role writes: the sum over the host's cards."""
+def declared_w(facts: dict[str, Any], plan: dict[str, Any], order: list[str], active: int) -> float:
+    """What the node would set, by its own reading of the policy that the role writes: the sum over the host's cards.
+
+    The ``active`` cards are those that gain most; the others are spares at the cap of theirs, or their idle draw.
+    """
     document = gpu_policy_document(
         facts["gpu_policy_overrides"], power_cap_w=facts["gpu_policy_power_cap_w"],
         plan_cap_w=plan["host_cap_w"][facts["host"]], link_width=16, persistence_mode=True, gpu_count=None,
+        spares=facts["gpu_policy_spares"],
     )  # fmt: skip
-    policy, uuids, total = node_side.parse(document), iter(order), 0.0
+    policy, uuids, gains, idle = node_side.parse(document), iter(order), [], 0.0
     for entry in facts["rack_gpus"]:
         power = {"min_w": entry["power_min_w"], "max_w": entry["power_max_w"], "default_w": entry["power_max_w"]}
         for _ in range(entry["count"]):
-            wish = node_side.resolve(policy, {"name": entry["model"], "uuid": next(uuids), "power": power})
-            assert wish.problem is None
+            card = {"name": entry["model"], "uuid": next(uuids), "power": power}
+            wish, spare = node_side.resolve(policy, card), node_side.resolve(policy, card, role="spare")
+            assert (wish.problem, spare.problem) == (None, None)
             assert wish.cap_mw is not None
-            total += wish.cap_mw / 1000
-    return total
+            assert spare.cap_mw is not None
+            idles = entry["idle_w"] or spare.cap_mw / 1000
+            gains.append(wish.cap_mw / 1000 - idles)
+            idle += idles
+    return idle + sum(sorted(gains, reverse=True)[:active])
 
 
 @settings(max_examples=150, deadline=None)
 @given(racks(), st.permutations(UUIDS[:8]))
 def test_what_fits_is_what_the_nodes_will_set(hosts: list[dict[str, Any]], order: list[str]) -> None:
-    """Whichever cards the overrides turn out to name: cards, hosts and the rest stay within the feed."""
+    """Whichever cards the overrides turn out to name: cards, hosts and the rest stay within the feed, at any host's
+    fail-over as well.
+    """
     rack = only_rack(*hosts)
     assert rack["errors"] == []
     assume(rack["fits"])
-    drawn = sum((600 + declared_w(facts, rack, order)) / facts["rack_psu_efficiency"] for facts in hosts)
-    assert drawn + hosts[0]["rack_other_w"] <= rack["usable_w"] + 0.02
+    for failing in (None, *hosts):
+        drawn = float(hosts[0]["rack_other_w"])
+        for facts in hosts:
+            total = sum(entry["count"] for entry in facts["rack_gpus"])
+            active = total if facts is failing else total - facts["gpu_policy_spares"]
+            drawn += (600 + declared_w(facts, rack, order, active)) / facts["rack_psu_efficiency"]
+        assert drawn <= rack["usable_w"] + 0.02
 
 
 @settings(max_examples=60, deadline=None)
@@ -183,6 +200,9 @@ def test_the_arithmetic_shown_adds_up(hosts: list[dict[str, Any]]) -> None:
         ]
         terms = line.split(": ", 1)[1].rsplit(" = ", 1)[0].split(" / ")[0].lstrip("(").split(" + ")
         inside = sum(
-            math.prod(float(part) for part in term.split(" (")[0].removeprefix("host ").split(" x ")) for term in terms
+            math.prod(
+                float(part.removesuffix(" spare")) for part in term.split(" (")[0].removeprefix("host ").split(" x ")
+            )
+            for term in terms
         )
         assert math.isclose(inside / facts["rack_psu_efficiency"], rack["host_w"][facts["host"]], abs_tol=0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import date
 from typing import Any
 
 import pytest
@@ -13,13 +14,13 @@ from rack_inventory import address_fault, client_networks, host_address, invento
 
 A100 = "NVIDIA A100 80GB PCIe"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
+GPU_POLICY_INPUTS = (
+    "gpu_policy_power_cap_w", "gpu_policy_overrides", "gpu_policy_spares", "gpu_policy_spare_gpus",
+    "gpu_policy_spare_power_cap_w", "gpu_policy_xid_actions", "gpu_policy_known_missing", "gpu_policy_mig",
+)  # fmt: skip
 SPECS: dict[str, Any] = {
     "time_sync": {"argument_specs": {"main": {"options": {"time_sync_mode": {}, "time_sync_upstreams": {}}}}},
-    "gpu_policy": {
-        "argument_specs": {
-            "main": {"options": {"gpu_policy_power_cap_w": {}, "gpu_policy_overrides": {}, "gpu_policy_mig": {}}}
-        }
-    },
+    "gpu_policy": {"argument_specs": {"main": {"options": {name: {} for name in GPU_POLICY_INPUTS}}}},
 }
 RACK = {
     "rack_name": "a1",
@@ -378,8 +379,24 @@ def test_a_time_server_has_no_port() -> None:
         ("rack_gpus", None, "not set"),
         ("rack_gpus", {"model": A100}, "a list"),
         ("rack_gpus", ["A100"], "rack_gpus[0]"),
-        ("rack_active_gpus", 5, "from 0 to 4"),
-        ("rack_active_gpus", 2.5, "from 0 to 4"),
+        ("rack_active_gpus", 3, "is gone; wanted gpu_policy_spares, the number of GPUs that stand by"),
+        ("rack_spare_w", "idle", "min_cap, cap, or the watts"),
+        ("rack_spare_w", "75", "a text"),
+        ("rack_spare_w", True, "yes or no"),
+        ("rack_spare_w", -1, "0 to 10000"),
+        ("rack_spare_w", [75], "a list"),
+        ("rack_spare_w", float("nan"), "nan"),
+        ("rack_feeds", 0, "from 1 to 8"),
+        ("rack_feeds", 1.5, "from 1 to 8"),
+        ("rack_feeds", True, "from 1 to 8"),
+        ("rack_feeds_redundant", "no", "true or false"),
+        ("rack_feeds_redundant", 1, "true or false"),
+        ("rack_failover_hosts", 1, "one or all"),
+        ("rack_failover_hosts", "two", "one or all"),
+        ("rack_failover_may_exceed", "yes", "true or false"),
+        ("rack_spare", 75, "did you mean rack_spare_w?"),
+        ("rack_feed_redundant", True, "did you mean rack_feeds_redundant?"),
+        ("rack_failover_host", "one", "did you mean rack_failover_hosts?"),
         ("rack_networks", "10.1.0.0/24", "a list"),
         ("rack_networks", ["10.1.0.1/24"], "host bits"),
         ("rack_networks", ["10.1.0.0"], "prefix"),
@@ -415,6 +432,52 @@ def test_rack_facts(name: str, value: Any, word: str, shelf: Shelf) -> None:
 def test_entries_of_rack_gpus(change: dict[str, Any], word: str, shelf: Shelf) -> None:
     shelf.vars["gpu-a2"]["rack_gpus"][0].update(change)
     assert word in shelf.only("gpu-a2")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"rack_spare_w": "cap"},
+        {"rack_spare_w": "min_cap"},
+        {"rack_spare_w": 75.5, "rack_failover_hosts": "all", "rack_failover_may_exceed": True},
+        {"rack_feeds": 2, "rack_feeds_redundant": False},
+    ],
+)
+def test_facts_of_spares_and_feeds_that_are_right(facts: dict[str, Any], shelf: Shelf) -> None:
+    shelf.vars["gpu-a2"].update(facts)
+    assert not any(shelf.errors()["hosts"].values())
+
+
+GONE = {"bus_id": "0000:4b:00.0", "until": "2026-12-31", "reason": "RMA 4711"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "word"),
+    [
+        (["0000:4b:00.0"], "[0]"),
+        ([{**GONE, "serial": "1"}], "bus_id, until, reason and no more"),
+        ([{"bus_id": "0000:4b:00.0"}], "bus_id, until, reason and no more"),
+        ([{**GONE, "bus_id": 4}], "[0].bus_id"),
+        ([{**GONE, "bus_id": "slot 4"}], "[0].bus_id"),
+        ([GONE, {**GONE, "bus_id": "0000:4B:00.0"}], "a second time"),
+        ([{**GONE, "until": "never"}], "[0].until"),
+        ([{**GONE, "until": None}], "[0].until"),
+        ([{**GONE, "reason": ""}], "[0].reason"),
+    ],
+)
+def test_c48_slots_known_to_be_empty_are_declared_with_a_day_and_a_reason(
+    entries: list[Any], word: str, shelf: Shelf
+) -> None:
+    shelf.vars["gpu-a2"]["gpu_policy_known_missing"] = entries
+    error = shelf.only("gpu-a2")
+    assert "gpu_policy_known_missing" in error
+    assert word in error
+
+
+def test_c48_a_right_entry_for_an_empty_slot(shelf: Shelf) -> None:
+    other = {**GONE, "bus_id": "ca:00.0", "until": date(2026, 12, 31)}
+    shelf.vars["gpu-a2"]["gpu_policy_known_missing"] = [GONE, other]
+    assert not any(shelf.errors()["hosts"].values())
 
 
 def test_a_relay_needs_no_gpus_and_a_node_no_networks(shelf: Shelf) -> None:
@@ -633,6 +696,49 @@ def test_a_cap_of_one_card_of_a_mixed_host_may_be_that_of_either_model(shelf: Sh
     assert "100 to 165 W, the range of NVIDIA A30" in shelf.only("gpu-a2")
 
 
+CARD = {"bus_id": "0000:31:00.0"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "word"),
+    [
+        ({"gpu_policy_spares": 4}, "gpu_policy_spares: 4 of 4 GPUs; wanted at most 3"),
+        ({"gpu_policy_spares": "4"}, "gpu_policy_spares: 4 of 4 GPUs; wanted at most 3"),
+        ({"gpu_policy_spares": -1}, "a whole number from 0"),
+        ({"gpu_policy_spares": 1.5}, "a whole number from 0"),
+        ({"gpu_policy_spares": True}, "a whole number from 0"),
+        ({"gpu_policy_spares": None}, "a whole number from 0"),
+        ({"gpu_policy_spares": "one"}, "a whole number from 0"),
+        ({"gpu_policy_spares": "²"}, "a whole number from 0"),
+        ({"gpu_policy_spare_gpus": [CARD]}, "1 GPUs; wanted at most 0, as gpu_policy_spares says"),
+        ({"gpu_policy_spares": 1, "gpu_policy_spare_gpus": [{"bus_id": "3"}]}, "as in /sys/bus/pci/devices"),
+        ({"gpu_policy_spares": 1, "gpu_policy_spare_gpus": [{"index": 3}]}, "exactly one of uuid, serial, bus_id"),
+        ({"gpu_policy_spares": 2, "gpu_policy_spare_gpus": [CARD, CARD]}, "once more"),
+        ({"gpu_policy_spare_power_cap_w": 100}, "150 to 300 W, or empty"),
+        ({"gpu_policy_spare_power_cap_w": "100"}, "150 to 300 W, or empty"),
+        ({"gpu_policy_spare": 1}, "did you mean gpu_policy_spares?"),
+        ({"gpu_policy_xid_actions": {74: "fix"}}, "one of ignore, app, check, reset, reboot"),
+    ],
+)
+def test_spares_that_the_node_would_refuse(inputs: dict[str, Any], word: str, shelf: Shelf) -> None:
+    shelf.vars["gpu-a2"].update(inputs)
+    assert word in shelf.only("gpu-a2")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"gpu_policy_spares": 0},
+        {"gpu_policy_spares": "1"},  # by -e
+        {"gpu_policy_spares": 3, "gpu_policy_spare_gpus": [CARD], "gpu_policy_spare_power_cap_w": 150},
+        {"gpu_policy_spare_power_cap_w": None, "gpu_policy_xid_actions": {74: "reset"}},
+    ],
+)
+def test_spares_that_are_right(inputs: dict[str, Any], shelf: Shelf) -> None:
+    shelf.vars["gpu-a2"].update(inputs)
+    assert not any(shelf.errors()["hosts"].values())
+
+
 # --- nothing crashes it --------------------------------------------------------------------------------
 
 ODD: st.SearchStrategy[Any] = st.recursive(
@@ -640,8 +746,8 @@ ODD: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6) | st.integers(), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = st.sampled_from([*rack_inventory.RACK_FACTS, "ansible_host", "ansible_port", "gpu_policy_power_cap_w",
-                         "gpu_policy_overrides", "time_sync_mode", "other"])  # fmt: skip
+NAMES = st.sampled_from([*rack_inventory.RACK_FACTS, "ansible_host", "ansible_port", *GPU_POLICY_INPUTS,
+                         *rack_inventory.GONE_FACTS, "time_sync_mode", "other"])  # fmt: skip
 GPU_ENTRY = st.dictionaries(st.sampled_from([*rack_inventory.GPU_KEYS, "uuid", "match", "index"]), ODD, max_size=4)
 
 

@@ -36,8 +36,8 @@ def test_the_first_run_writes_the_file_sets_every_gpu_and_reads_back(gpu_node):
     assert states(result, "gpu.persistence") == ["on"] * 4
     for gpu in result["gpus"]:
         assert gpu["uuid"].startswith("GPU-")
-        assert gpu["before"] == {"power_cap_w": 300.0, "persistence": False}
-        assert gpu["after"] == {"power_cap_w": 250.0, "persistence": True}
+        assert gpu["before"] == {"power_cap_w": 300.0, "persistence": False, "compute_mode": "default"}
+        assert gpu["after"] == {"power_cap_w": 250.0, "persistence": True, "compute_mode": "default"}
 
 
 def test_the_second_run_changes_nothing(gpu_node):
@@ -68,8 +68,8 @@ def test_the_diff_names_exactly_the_gpu_that_was_changed_behind_our_back(gpu_nod
     ]
     settings = told["diff"][1]
     assert set(settings["before"].splitlines()) ^ set(settings["after"].splitlines()) == {
-        f"{gpu_node.uuid(2)} {SLOTS[2]}: power cap 180 W, persistence on",
-        f"{gpu_node.uuid(2)} {SLOTS[2]}: power cap 250 W, persistence on",
+        f"{gpu_node.uuid(2)} {SLOTS[2]}: power cap 180 W, persistence on, compute mode default",
+        f"{gpu_node.uuid(2)} {SLOTS[2]}: power cap 250 W, persistence on, compute mode default",
     }
     gpu_node.module("gpu_policy", policy=policy(250))
     assert caps(gpu_node) == [250.0] * 4

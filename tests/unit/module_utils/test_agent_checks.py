@@ -15,6 +15,7 @@ UNITS = {
     agent_checks.BOOT_UNIT: RUNS,
     agent_checks.TIMER: RUNS,
     agent_checks.VERIFY_UNIT: {"active": "inactive", "file_state": "static"},
+    agent_checks.GPU_WATCH_UNIT: RUNS,
     agent_checks.WATCH_UNIT: RUNS,
 }
 

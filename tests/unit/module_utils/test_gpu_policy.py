@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from datetime import date
 
 import pytest
 from ansible.module_utils.steadyrack import errors, gpu_apply, gpu_checks, gpu_policy, nvml
@@ -9,6 +10,7 @@ from gpu_node import policy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+GONE = {"bus_id": "31:00.0", "until": "2026-12-31", "reason": "RMA 4711"}
 UUID = "GPU-657227da-611f-5a74-89fc-c3e616de4e02"
 
 
@@ -49,6 +51,13 @@ def test_a_whole_policy_is_read():
 
 def test_what_is_not_said_is_none():
     assert gpu_policy.parse({"version": 1}) == gpu_policy.Policy()
+
+
+def test_a_slot_known_to_be_empty_is_so_until_the_end_of_its_day():
+    (entry,) = gpu_policy.parse({"version": 1, "known_missing": [GONE]}).known_missing
+    assert (entry.bus_id, entry.reason) == ("0000:31:00.0", "RMA 4711")
+    assert [entry.holds(date(2026, 12, day)) for day in (30, 31)] == [True, True]
+    assert not entry.holds(date(2027, 1, 1))
 
 
 def test_no_file_is_no_policy(tmp_path):
@@ -122,6 +131,23 @@ def test_any_nonsense_is_a_typed_error_or_a_policy(value):
         ({"power_cap": [rule({"model": " "}, power_cap_w=1)]}, "power_cap[0]: match: model"),
         ({"power_cap": [rule({"all": True}, power_cap_w=1)] * 2}, "power_cap[1]"),
         ({"link_width": [rule({"all": True}, link_width=3)]}, "link_width[0]: link_width"),
+        ({"link_width": [rule({"all": True}, link_width=None)]}, "link_width[0]: link_width"),
+        ({"link_gen": [rule({"all": True}, link_gen=0)]}, "link_gen[0]: link_gen"),
+        ({"link_gen": [rule({"all": True}, link_gen=7)]}, "link_gen[0]: link_gen"),
+        ({"link_gen": [rule({"all": True}, link_gen=True)]}, "link_gen[0]: link_gen"),
+        ({"link_gen": 4}, "link_gen"),
+        ({"nvlink_links": [rule({"all": True}, nvlink_links=-1)]}, "nvlink_links[0]: nvlink_links"),
+        ({"nvlink_links": [rule({"all": True}, links=1)]}, "nvlink_links[0]: links"),
+        ({"nvme_link_width": 3}, "nvme_link_width"),
+        ({"peer_to_peer": 1}, "peer_to_peer"),
+        ({"known_missing": {}}, "known_missing"),
+        ({"known_missing": [{**GONE, "serial": "1"}]}, "known_missing[0]"),
+        ({"known_missing": [{"bus_id": "31:00.0"}]}, "known_missing[0]"),
+        ({"known_missing": [{**GONE, "bus_id": "slot 4"}]}, "known_missing[0]: bus_id"),
+        ({"known_missing": [{**GONE, "until": "soon"}]}, "known_missing[0]: until"),
+        ({"known_missing": [{**GONE, "until": 20261231}]}, "known_missing[0]: until"),
+        ({"known_missing": [{**GONE, "reason": " "}]}, "known_missing[0]: reason"),
+        ({"known_missing": [GONE, {**GONE, "bus_id": "0000:31:00.0"}]}, "known_missing[1]"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_place(value, place):

@@ -205,3 +205,60 @@ def test_c60_speeds_of_all_kernels_are_read_and_unknown_stays_unknown(text, spee
 def test_a_numa_node_that_firmware_does_not_tell_is_unknown(bus, text, node):
     bus.add("0000:31:00.0", **{**GPU, "numa_node": text})
     assert bus.gpus()[0]["numa_node"] == node
+
+
+# --- peers and disks ---------------------------------------------------------------------------
+
+
+def space(*capabilities, whole=True):
+    """A configuration space with extended capabilities (id, control word at 6), chained from 0x100 on."""
+    data = bytearray(b"\x86\x80" + b"\x00" * (0xFFE if whole else 0xFE))
+    for place, (number, control) in enumerate(capabilities):
+        at, last = 0x100 + place * 0x40, place == len(capabilities) - 1
+        head = number | 1 << 16 | (0 if last else at + 0x40) << 20
+        data[at : at + 8] = head.to_bytes(4, "little") + b"\x00\x00" + control.to_bytes(2, "little")
+    return bytes(data)
+
+
+LOOP = space((0x1, 0))[:0x100] + (0x1 | 1 << 16 | 0x100 << 20).to_bytes(4, "little") + b"\x00" * 0xEFC
+
+
+@pytest.mark.parametrize(
+    ("config", "redirect"),
+    [
+        (space((0x1, 0), (0xD, 0x1D)), True),  # SV, RR, CR, UF: what the kernel sets with an IOMMU
+        (space((0xD, 0x04)), True),
+        (space((0xD, 0x01)), False),  # source validation alone
+        (space((0xD, 0x00)), False),
+        (space((0x1, 0xFFFF)), False),  # no ACS
+        (space(), False),
+        (space(whole=False), None),  # 256 bytes of it
+        (b"\x86\x80" + b"\x00" * 62, None),  # not root
+        (b"\xff" * 0x1000, None),
+        (LOOP, None),
+        (None, None),
+    ],
+)
+def test_access_control_is_read_from_extended_configuration_space(config, redirect):
+    assert pcie.acs_redirect(config) is redirect
+
+
+def test_the_bridges_above_a_card_and_its_iommu_group_are_read(bus):
+    bus.add("0000:30:02.0", **WELL, config=space((0xD, 0x1D)))
+    bus.add("0000:30:02.0/0000:31:00.0", **WELL)
+    bus.add("0000:30:02.0/0000:31:00.0/0000:32:00.0", **GPU, **WELL)
+    card = bus.root / "sys/devices/pci0000:30/0000:30:02.0/0000:31:00.0/0000:32:00.0"
+    (card / "iommu_group").symlink_to("../../../../../kernel/iommu_groups/17")
+    assert bus.gpus()[0]["peers"] == {
+        "bridges": [{"bus_id": "0000:31:00.0", "redirect": None}, {"bus_id": "0000:30:02.0", "redirect": True}],
+        "iommu_group": "17",
+    }
+
+
+def test_nvme_controllers_are_found_with_their_links(bus):
+    bus.add("0000:30:02.0", **link("4", maximum="4"))
+    bus.add("0000:30:02.0/0000:31:00.0", **{**GPU, "vendor": "0x144d", "class": "0x010802"}, **link("2", maximum="4"))
+    bus.add("0000:30:03.0", **{**GPU, "class": "0x010601"})  # SATA
+    (disk,) = pcie.read_nvme(str(bus.root))
+    assert (disk["bus_id"], disk["link"]["width"], disk["link"]["port_max"]) == ("0000:31:00.0", 2, 4)
+    assert bus.gpus() == []

@@ -133,6 +133,45 @@ def test_gpu_alone_refuses_a_rack_over_its_budget_and_goes_on_with_the_other(tmp
     assert all("Connection refused" in run["shown"][name] for name in ("gpu-a1", "gpu-a3", "gpu-b1"))
 
 
+def test_a_rack_is_refused_for_its_fail_over_by_preflight_and_by_gpu_alone(tmp_path: Path, mode: list[str]) -> None:
+    """3300 W with the spares idle fit 3325 W; 3450 W, when one host has lost a card that still draws, do not."""
+    facts = {"gpu_policy_spares": 1, "rack_feed_limit_w": 3500}
+    hosts = inventory(gpu_b1={"ansible_host": "127.0.0.1", "ansible_port": 1})
+    hosts["all"]["vars"].update(facts)
+    said = "fail-over on gpu-a1, what was lost still draws: 1800 + 1650 = 3450 W of 3325 W: over by 125 W"
+    assert said in preflight(tmp_path, hosts, *mode)["shown"]["gpu-a2"]
+    run = preflight(tmp_path, hosts, *mode, playbook="gpu")
+    assert said in run["shown"]["gpu-a1"]
+    assert "Connection refused" in run["shown"]["gpu-b1"]
+    hosts["all"]["vars"]["rack_failover_may_exceed"] = True
+    (tmp_path / "hosts.yml").unlink()
+    run = preflight(tmp_path, hosts, *mode)
+    assert run["failed"] == ["gpu-b1"]  # for its own address of this test
+    assert "3450 W of 3500 W without derating and margin" in run["shown"]["gpu-a2"][0]
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "said"),
+    [
+        ("rack_spare_w", "75", "wanted min_cap, cap, or the watts"),
+        ("rack_failover_hosts", "two", "wanted one or all"),
+        ("rack_failover_may_exceed", "yes", "wanted true or false"),
+        ("rack_feeds", 0, "wanted a whole number from 1 to 8"),
+        ("rack_feeds_redundant", "n+1", "wanted true or false"),
+        ("rack_feed", 2, "did you mean rack_feeds?"),
+        ("rack_active_gpus", 3, "is gone; wanted gpu_policy_spares, the number of GPUs that stand by"),
+        ("gpu_policy_spares", 4, "4 of 4 GPUs; wanted at most 3, so that one works"),
+        ("gpu_policy_spares", "one", "wanted a whole number from 0"),
+    ],
+)
+def test_a_fact_of_the_plan_that_is_wrong_is_told_once(tmp_path: Path, fact: str, value: Any, said: str) -> None:
+    run = preflight(tmp_path, inventory(gpu_a2={fact: value}))
+    (line,) = [line for line in run["shown"]["gpu-a2"] if fact in line]
+    assert line.startswith(f"gpu-a2: {fact}: ")
+    assert said in line
+    assert "gpu-b1" not in run["failed"]
+
+
 def test_one_hosts_mistakes_are_its_own_and_all_told(tmp_path: Path) -> None:
     mistakes = {"ansible_host": "192.0.2.300", "time_sync_mod": "x", "rack_uplink_note": "{{ nowhere }}"}
     run = preflight(tmp_path, inventory(gpu_a2=mistakes))

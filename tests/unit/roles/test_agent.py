@@ -30,6 +30,12 @@ ActiveState=inactive
 UnitFileState=static
 Result=success
 
+Id=steadyrack-gpu-watch.service
+LoadState=loaded
+ActiveState={watch}
+UnitFileState=enabled
+Result=success
+
 Id=steadyrack-time-watch.service
 LoadState=loaded
 ActiveState={watch}
