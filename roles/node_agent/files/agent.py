@@ -62,7 +62,9 @@ EXIT_CANNOT = 3
 
 # Rows of what `gpu apply` sets; the others are for `check`.
 ROLES = ("gpu.spare", "gpu.active", "gpu.allow_list", "gpu.compute_mode", "gpu.xid")
-APPLIED = ("gpu.count", "gpu.power_cap", "gpu.persistence", "gpu.compute_mode", "gpu.allow_list", "gpu.active")
+APPLIED = (
+    "gpu.count", "gpu.power_cap", "gpu.persistence", "gpu.mig", "gpu.compute_mode", "gpu.allow_list", "gpu.active",
+)  # fmt: skip
 
 # While a node boots the driver may take a while to show its GPUs: seconds between two looks.
 WAIT_LOOK_S = 2.0

@@ -111,4 +111,4 @@ def test_cards_at_rest_are_well_with_what_the_role_declares_by_itself(make_gpu_n
         assert {row["verdict"] for row in mine} == {"pass", "not_judged"}
         assert {row["severity"] for row in mine} == {"info"}
         judged = {row["id"] for row in mine if row["verdict"] == "not_judged"}
-        assert judged == {"gpu.retired_pages", "gpu.recovery", "pcie.generation", "pcie.acs"}
+        assert judged == {"gpu.mig", "gpu.retired_pages", "gpu.recovery", "pcie.generation", "pcie.acs"}

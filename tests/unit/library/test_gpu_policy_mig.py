@@ -150,7 +150,7 @@ with nvml.Session({root!r}) as session:
     gpu_mig.look(session, outcome.before["gpus"], policy)
     pairs = [(gpu, gpu_policy.resolve(policy, gpu)) for gpu in outcome.before["gpus"]]
     outcome.changes = gpu_apply.wanted_changes(pairs) + gpu_mig.wanted_changes(pairs)
-    gpu_apply._set_all(session, outcome, policy, gpu_apply.run)
+    gpu_apply._set_all(session, outcome, outcome.changes, policy, gpu_apply.run)
     gpu_apply._apply_mig(session, outcome, policy, gpu_apply.run)
     gpu = session.read()["gpus"][0]
 print(json.dumps([gpu["mig"], len(gpu["mig_layout"]["instances"]), gpu["power"]["requested_w"]]))
