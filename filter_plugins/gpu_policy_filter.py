@@ -18,6 +18,8 @@ CAPS = ("power_cap_w", "power_cap_percent")
 # What an override may want of a card's links: each has rules of its own in the document.
 LINKS = ("link_width", "link_gen", "nvlink_links")
 AUTO = "auto"
+# As the node's own parser takes it: a whole GPU instance, as NVIDIA names it.
+MIG_PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,2}gb([+-][a-z]+(\.[a-z]+)?)?")
 
 
 def watts(value: Any, what: str) -> float | int:
@@ -102,6 +104,29 @@ def missing(entries: Any) -> list[dict[str, str]]:
     return found
 
 
+def mig_rule(entry: Any, place: int) -> dict[str, Any]:
+    """The rule in one entry of the MIG layouts."""
+    where = f"gpu_policy_mig[{place}]"
+    if not isinstance(entry, Mapping):
+        raise AnsibleFilterError(f"{where}: {entry!r} is no mapping of one of {', '.join(NAMES)} and devices")
+    given = {key: value for key, value in entry.items() if value is not None}
+    unknown = sorted(set(given) - {*NAMES, "devices"})
+    if unknown:
+        raise AnsibleFilterError(f"{where}: unknown {', '.join(map(str, unknown))}")
+    names = [key for key in NAMES if key in given]
+    if len(names) != 1:
+        raise AnsibleFilterError(f"{where}: names {names or 'nothing'}; wanted exactly one of {', '.join(NAMES)}")
+    devices = given.get("devices")
+    if not isinstance(devices, Mapping):
+        raise AnsibleFilterError(f"{where}: devices is {devices!r}; wanted instances by profile, {{}} for MIG off")
+    for profile, count in devices.items():
+        if not MIG_PROFILE.fullmatch(str(profile)):
+            raise AnsibleFilterError(f"{where}: {profile!r} is no MIG profile such as 1g.10gb")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise AnsibleFilterError(f"{where}: {profile}: {count!r} is no number of instances")
+    return {"match": {names[0]: given[names[0]]}, "devices": {str(name): int(devices[name]) for name in devices}}
+
+
 def gpu_policy_document(
     overrides: list[dict[str, Any]],
     *,
@@ -122,13 +147,15 @@ def gpu_policy_document(
     nvme_link_width: Any = None,
     peer_to_peer: Any = None,
     known_missing: Any = None,
+    mig: Any = None,
 ) -> dict[str, Any]:
-    """The policy document, version 1."""
+    """The policy document, version 1. ``mig`` is left out where nothing is declared."""
     planned = base_rules(power_cap_w, plan_cap_w)
     declared = [
         {"match": {"model": model}, "link_width": int(width)} for model, width in (plan_link_width or {}).items()
     ]
     own: dict[str, list[dict[str, Any]]] = {}
+    cut = {"mig": [mig_rule(entry, place) for place, entry in enumerate(mig)]} if mig else {}
     for place, override in enumerate(overrides or []):
         for key, rules in rules_of(override, place).items():
             own.setdefault(key, []).extend(rules)
@@ -151,6 +178,7 @@ def gpu_policy_document(
             "environment": bool(environment),
         },
         "xid_actions": {str(code): action for code, action in (xid_actions or {}).items()},
+        **cut,
     }
 
 

@@ -45,7 +45,7 @@ GPU_KEYS = ("model", "count", "power_max_w", "power_min_w", "power_cap_w", "idle
 LINK_WIDTHS = (1, 2, 4, 8, 16)
 # A label of a host name: RFC 1123 section 2.1 (letters, digits, inner hyphens; a digit may come first).
 LABEL_FORM = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-UUID_FORM = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+UUID_FORM = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 # The domain has four digits in sysfs and eight in nvidia-smi; both are taken.
 BUS_ID_FORM = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{4})?:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 # Sizes beyond which a figure is a slip of the pen: GPUs in one host, watts of one GPU, feeds of one rack.
@@ -60,6 +60,10 @@ OVERRIDE_KEYS = (
 MISSING_KEYS = ("bus_id", "until", "reason")
 SLOT = re.compile(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{2}:[01][0-9a-f](?:\.[0-7])?", re.IGNORECASE)
 # Words that people use for a GPU's place in nvidia-smi's list.
+# Which GPU, and what a MIG layout says beside it; a profile as the node's own parser takes it.
+GPU_NAMES = ("uuid", "serial", "bus_id", "model")
+MIG_PROFILE_FORM = re.compile(r"[1-9]g\.[1-9][0-9]{0,2}gb([+-][a-z]+(\.[a-z]+)?)?")
+MOST_MIG_INSTANCES = 16
 INDEX_KEYS = ("index", "gpu", "gpu_index", "id", "gpu_id")
 # How alike two names must be before one is called a misspelling of the other (difflib ratio).
 LIKENESS = 0.75
@@ -767,7 +771,7 @@ def _models_of(variables: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def check_gpu_policy(inventory: Inventory) -> None:
-    """Caps outside the cards' range, an index in a UUID's place, models that the host does not have."""
+    """Caps outside the cards' range, an index in a UUID's place, models that the host does not have, MIG layouts."""
     for host in inventory.hosts:
         variables = inventory.variables[host]
         models = _models_of(variables)
@@ -775,6 +779,9 @@ def check_gpu_policy(inventory: Inventory) -> None:
         if cap is not None and cap != "auto":
             _check_cap(inventory, host, "gpu_policy_power_cap_w", from_command_line(cap), _ranges(models))
         _check_count(inventory, host)
+        layouts = variables.get("gpu_policy_mig")
+        for position, entry in enumerate(layouts if isinstance(layouts, (list, tuple)) else []):
+            _check_layout(inventory, host, f"gpu_policy_mig[{position}]", entry, models)
         for finding in spare_findings(variables, _total(variables), list(models.values())):
             inventory.add(host, *finding)
         _check_known_missing(inventory, host)
@@ -880,6 +887,27 @@ def _check_override(
         _check_cap(inventory, host, f"{where}.power_cap_w", cap, ranges)
 
 
+def _check_layout(inventory: Inventory, host: str, where: str, entry: Any, models: Mapping[str, Any]) -> None:
+    """One MIG layout; that it is a mapping with a mapping ``devices`` is for the argument specification to say."""
+    if not isinstance(entry, Mapping):
+        return
+    _check_which_gpu(inventory, host, where, entry)
+    names = [name for name in GPU_NAMES if entry.get(name) is not None]
+    if len(names) != 1 and not any(key in entry for key in INDEX_KEYS):
+        inventory.add(host, where, f"names {' and '.join(names) or 'no GPU'}", "one of " + ", ".join(GPU_NAMES))
+    model, devices = entry.get("model"), entry.get("devices")
+    if model is not None and models and not any(same_model(str(model), name) for name in models):
+        found = f"{shown(model)}, not in this host's rack_gpus" + did_you_mean(str(model), models)
+        inventory.add(host, f"{where}.model", found, "one of " + ", ".join(models), "correct one of the two")
+    for profile, count in devices.items() if isinstance(devices, Mapping) else []:
+        if not MIG_PROFILE_FORM.fullmatch(str(profile)):
+            inventory.add(host, f"{where}.devices", shown(profile), "a profile such as 1g.10gb",
+                          "look at `nvidia-smi mig -lgip` on the host")  # fmt: skip
+        elif not is_whole(count) or not 1 <= count <= MOST_MIG_INSTANCES:
+            wanted = f"1 to {MOST_MIG_INSTANCES} instances"
+            inventory.add(host, f"{where}.devices.{profile}", shown(count), wanted)
+
+
 def _check_which_gpu(inventory: Inventory, host: str, where: str, match: Mapping[Any, Any]) -> None:
     """A GPU is named by what it keeps: its UUID, serial number or slot."""
     step = "name the GPU by its UUID (nvidia-smi -L); an index changes when a card drops out"
@@ -892,6 +920,7 @@ def _check_which_gpu(inventory: Inventory, host: str, where: str, match: Mapping
     if uuid is not None and not (isinstance(uuid, str) and UUID_FORM.fullmatch(uuid)):
         rest = re.sub(r"(?i)^gpu[\s:#-]*", "", str(uuid)).strip()
         kind = ", an index" if rest.isdigit() and not isinstance(uuid, bool) else ""
+        kind = ", a MIG device's" if str(uuid).upper().startswith("MIG-") else kind
         wanted = "the form GPU-12345678-1234-1234-1234-123456789abc"
         inventory.add(host, f"{where}.uuid", shown(uuid) + kind, wanted, step)
     if bus_id is not None and not (isinstance(bus_id, str) and BUS_ID_FORM.fullmatch(bus_id)):

@@ -49,7 +49,8 @@ gpu_info:
     gpus:
       description: >-
         One record for each GPU, in bus order. State is ok, lost, reset_required, timeout or unreachable.
-        Power in W, temperature in degrees Celsius.
+        Power in W, temperature in degrees Celsius. Where MIG is on mig_layout has the profiles of the card and its
+        instances with the ids that jobs are given and the processes on them.
       type: list
       elements: dict
     pci:

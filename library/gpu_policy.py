@@ -5,13 +5,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu_policy
-short_description: Keep power cap and persistence of a host's GPUs as declared
+short_description: Keep power cap, persistence and MIG layout of a host's GPUs as declared
 description:
   - Writes the policy file that the steadyrack agent keeps true between runs, and brings the GPUs to it.
   - Every GPU is checked against its own limits before one of them, or the file, is changed. When a cap does
     not fit, the module fails with one message that lists every such GPU.
-  - Persistence is set before caps, caps before compute modes. After a change everything is read back by a new
-    NVML client, and the module fails when a GPU does not stand as asked for. Rows are in C(checks) in both cases.
+  - Persistence is set before caps, caps before compute modes, and MIG after them. An instance with a process on it is
+    never taken away, and no GPU is reset on purpose. What waits for jobs or for a reset is a warning and a row that
+    fails, not an error. NVML itself resets an idle Ampere GPU when it can change the MIG mode at once; caps are then
+    set again.
+  - After a change everything is read back by a new NVML client, and the module fails when a GPU does not stand as
+    asked for. Rows are in C(checks) in both cases.
   - With C(spares) in the policy each GPU has a role, and this does what the agent does between runs
     (docs/spare.md). A run never undoes a take-over. A spare is closed before caps change, caps fall before others
     rise, and a GPU is opened last, when its cap has been read back; then the list for jobs names it.
@@ -32,6 +36,9 @@ options:
       - C(spares) has C(count), C(gpus) (each named by C(uuid), C(serial) or C(bus_id)), C(power_cap_w) of those that
         are not active (null is their lowest) and C(environment) (whether /etc/environment has the list for jobs).
         C(compute_mode) is that of active GPUs. C(xid_actions) maps Xid codes to ignore, app, check, reset or reboot.
+      - C(mig) is such a list as well, with C(devices), a mapping of MIG profile to number of instances; an empty one
+        is MIG off, and C(mig=false) is MIG off everywhere. GPUs without a rule are left as they are; MIG on there
+        is reported.
       - GPUs have no index here, because it changes when one is lost, drained or added.
     type: dict
     required: true
@@ -57,6 +64,8 @@ EXAMPLES = r"""
         - {match: {uuid: GPU-11111111-2222-3333-4444-555555555555}, power_cap_percent: 83}
       link_width:
         - {match: {all: true}, link_width: 16}
+      mig:
+        - {match: {bus_id: "0000:ca:00.0"}, devices: {3g.40gb: 1, 1g.10gb: 3}}
   register: gpu_policy_result
 """
 
@@ -74,8 +83,8 @@ gpus:
     state: {description: "ok, lost, reset_required, timeout or unreachable.", type: str}
     role: {description: "active, spare, draining, failed or unaccepted; null without spares in the policy.", type: str}
     wanted_power_cap_w: {description: The cap wanted of it in W., type: float}
-    before: {description: "power_cap_w, persistence and compute_mode.", type: dict}
-    after: {description: "power_cap_w, persistence and compute_mode.", type: dict}
+    before: {description: "power_cap_w, persistence, compute_mode, and mig where declared.", type: dict}
+    after: {description: The same afterwards., type: dict}
     note: {description: How the wish was fitted to the card., type: str}
     failure: {description: What a setter answered., type: str}
 changes: {description: "Settings made or intended, with their cause.", type: list, elements: dict, returned: always}

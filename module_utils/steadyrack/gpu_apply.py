@@ -3,10 +3,11 @@
 
 Order: persistence before caps, because a cap is lost when the last user of a GPU ends with
 persistence off. A GPU that is not to be used is closed before a cap of it changes, caps fall before
-others rise, and a GPU is opened last, when its cap has been read back: see gpu_roles.py, which keeps
-who is active and who stands by. The reading after a change is done by a new child, so that a cap which only held as
-long as we did is seen. A GPU that is lost or hangs is reported and the others are done. One lock for
-the agent and for Ansible.
+others rise; then MIG, and the caps again where the change of its mode reset the GPU. A GPU is opened
+last, when its cap has been read back: see gpu_roles.py, which keeps who is active and who stands by.
+The reading after a change is done by a new child, so that a cap which only held as long as we did is
+seen. A GPU that is lost or hangs is reported and the others are done. One lock for the agent and for
+Ansible.
 
 Who owns persistence: the nvidia-persistenced daemon where its unit is installed; it is started if
 need be and then only looked at. NVML's own setter is for nodes without that unit: used beside the
@@ -20,7 +21,7 @@ import os
 import time
 from typing import Any, Callable, Dict, Sequence, Tuple
 
-from . import files, gpu_baseline, gpu_checks, gpu_policy, gpu_roles, nvml, pcie, verdict
+from . import files, gpu_baseline, gpu_checks, gpu_mig, gpu_policy, gpu_roles, nvml, pcie, verdict
 from .errors import SteadyrackError
 from .gpu_policy import Policy, Wish
 from .run import Completed, run
@@ -48,6 +49,8 @@ class Outcome:
         self.changes: list[Record] = []
         # What a setter answered, by UUID.
         self.failures: dict[str, str] = {}
+        # What a step towards the MIG layout answered, by UUID.
+        self.mig_failures: dict[str, str] = {}
         self.notes: list[str] = []
         self.rows: list[Record] = []
         self.roles: gpu_roles.Roles | None = None
@@ -71,7 +74,11 @@ class Outcome:
     def broken(self) -> list[Record]:
         """The rows that say a setting is not as asked for, on a GPU that is there to be set."""
         ours = ("gpu.power_cap", "gpu.persistence", "gpu.compute_mode")
-        return [row for row in verdict.failed(self.rows) if row["id"] in ours and row["state"] != "missing"]
+        return [
+            row
+            for row in verdict.failed(self.rows)
+            if (row["id"] in ours and row["state"] != "missing") or gpu_mig.is_broken(row)
+        ]
 
 
 def apply(
@@ -102,11 +109,14 @@ def apply(
             stack.enter_context(files.locked(_below(root, LOCK_PATH)))
         session = stack.enter_context(nvml.Session(root, **deadlines))
         outcome = _look(policy, (root, host), session, pci, runner)
+        gpu_mig.look(session, outcome.before["gpus"], policy)
         pairs = [(gpu, outcome.wish(policy, gpu)) for gpu in outcome.before["gpus"]]
         if strict:
             gpu_policy.refuse(pairs)
+            gpu_mig.refuse(pairs)
         outcome.notes = [f"{gpu_policy.label(gpu)}: {wish.note}" for gpu, wish in pairs if wish.note]
         outcome.changes = [_told_by_role(change, outcome.events) for change in wanted_changes(pairs)]
+        outcome.changes += gpu_mig.wanted_changes(pairs)
         if outcome.roles is not None:
             outcome.files = outcome.roles.wanted_files(outcome.before)
         if ready is not None:
@@ -154,12 +164,16 @@ def _carry_out(session: nvml.Session, outcome: Outcome, policy: Policy, runner: 
         remember(_below(session.root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
         opening = [change for change in outcome.changes if opens(change)]
         _set_all(session, outcome, [change for change in outcome.changes if not opens(change)], policy, runner)
+        if any(change["setting"] == "mig" for change in outcome.changes):
+            _apply_mig(session, outcome, policy, runner)
         session.drop()
         outcome.after = session.read(addresses)
         if opening:
             _open_all(session, outcome, opening, policy)
             session.drop()
             outcome.after = session.read(addresses)
+        gpu_mig.look(session, outcome.after["gpus"], policy)
+        gpu_mig.note_failures(outcome.after["gpus"], outcome.mig_failures)
     if outcome.roles is not None:
         outcome.roles.finish(outcome.after, lambda gpu: outcome.wish(policy, gpu))
 
@@ -233,10 +247,27 @@ def _change(gpu: Record, setting: str, before: Any, after: Any, cause: str) -> R
     }  # fmt: skip
 
 
+def _apply_mig(session: nvml.Session, outcome: Outcome, policy: Policy, runner: Callable[..., Completed]) -> None:
+    """Bring each GPU to its MIG layout. A change of mode may have reset a GPU: what it was told is then set again."""
+    reset = False
+    for gpu in outcome.before["gpus"]:
+        try:
+            reset = gpu_mig.bring(session, gpu, outcome.wish(policy, gpu)) or reset
+        except SteadyrackError as error:
+            outcome.mig_failures[str(gpu["uuid"])] = error.sentence()
+            reset = True  # the mode may have changed before the step that failed
+    if reset:
+        again = Outcome(session.read([device["bus_id"] for device in outcome.pci]), outcome.pci)
+        again.changes = wanted_changes([(gpu, outcome.wish(policy, gpu)) for gpu in again.before["gpus"]])
+        _set_all(session, again, [change for change in again.changes if not opens(change)], policy, runner)
+        outcome.failures.update(again.failures)
+
+
 def _set_all(
     session: nvml.Session, outcome: Outcome, ours: Sequence[Record], policy: Policy, runner: Callable[..., Completed]
 ) -> None:
-    """Make the changes; what one GPU answers does not stop the others."""
+    """Make the changes but those of MIG; what one GPU answers does not stop the others."""
+    ours = [change for change in ours if change["setting"] != "mig"]
     if any(change["setting"] == "persistence" for change in ours):
         owner = persistence_owner(runner, start=policy.persistence_mode is True)
         if owner == "daemon":
@@ -318,6 +349,7 @@ def remember(path: str, gpus: Sequence[Record], changes: Sequence[Record]) -> No
             value = {
                 "at": verdict.utc_now(), "bus_id": gpu["bus_id"], "persistence_mode": gpu["persistence"],
                 "power_cap_w": gpu["power"]["requested_w"], "power_default_w": gpu["power"]["default_w"],
+                "mig": gpu_mig.text(gpu),
             }  # fmt: skip
             entry = kept.setdefault(str(gpu["uuid"]), {"first": value})
             entry["last"] = value
@@ -351,31 +383,32 @@ def report(outcome: Outcome, policy: Policy, check: bool) -> list[Record]:
     entries = []
     for gpu in outcome.before["gpus"]:
         wish = outcome.wish(policy, gpu)
-        before = settings(gpu)
+        before = settings(gpu, wish)
         if check:
             after = dict(
                 before, **{one["setting"]: one["after"] for one in outcome.changes if one["uuid"] == gpu["uuid"]}
             )
         else:
-            after = settings(now.get(gpu["bus_id"], gpu))
+            after = settings(now.get(gpu["bus_id"], gpu), wish)
         entries.append(
             {
                 "uuid": gpu["uuid"], "bus_id": gpu["bus_id"], "name": gpu["name"], "state": gpu["state"],
                 "role": None if outcome.roles is None else outcome.roles.role(gpu),
                 "wanted_power_cap_w": None if wish.cap_mw is None else wish.cap_mw / 1000,
                 "before": before, "after": after, "note": wish.note,
-                "failure": outcome.failures.get(gpu["uuid"] or ""),
+                "failure": outcome.failures.get(gpu["uuid"] or "", outcome.mig_failures.get(gpu["uuid"] or "")),
             }
         )  # fmt: skip
     return entries
 
 
-def settings(gpu: Record) -> Record:
-    """What the policy can set of a GPU, as it is now."""
-    return {
+def settings(gpu: Record, wish: Wish) -> Record:
+    """What the policy can set of a GPU, as it is now; ``mig`` where a layout is declared."""
+    found = {
         "power_cap_w": gpu["power"]["requested_w"], "persistence": gpu["persistence"],
         "compute_mode": gpu["compute_mode"],
     }  # fmt: skip
+    return found if wish.mig is None else dict(found, mig=gpu_mig.text(gpu))
 
 
 def as_lines(entries: Sequence[Record], which: str) -> str:
@@ -386,7 +419,8 @@ def as_lines(entries: Sequence[Record], which: str) -> str:
         cap = "unknown" if values["power_cap_w"] is None else "{:g} W".format(values["power_cap_w"])
         on = {True: "on", False: "off", None: "unknown"}[values["persistence"]]
         mode = values["compute_mode"] or "unknown"
-        lines.append(f"{gpu_policy.label(entry)}: power cap {cap}, persistence {on}, compute mode {mode}\n")
+        mig = ", MIG {}".format(values["mig"] or "unknown") if "mig" in values else ""
+        lines.append(f"{gpu_policy.label(entry)}: power cap {cap}, persistence {on}, compute mode {mode}{mig}\n")
     return "".join(lines)
 
 
@@ -400,7 +434,7 @@ def warnings(outcome: Outcome) -> list[str]:
         return [
             "NVML is {}: {}; the GPUs' state is unknown. {}".format(node["state"], node["reason"], node["next_step"])
         ]
-    odd = [row for row in outcome.rows if row["id"] in _WARNED and _worth_a_line(row)]
+    odd = [row for row in outcome.rows if gpu_mig.is_worth_a_line(row) or (row["id"] in _WARNED and _worth_a_line(row))]
     lines = ["{} {}: {} ({})".format(row["id"], row["subject"], row["state"], row["reason"]) for row in odd]
     return lines + [f"process {pid} hangs in the driver and cannot be ended" for pid in node["abandoned"]]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The GPUs' part of the node's checks: count, power cap, persistence and link width as rows, then their health.
+"""The GPUs' part of the node's checks: count, caps, persistence, MIG and link width as rows, then their health.
 
 Three witnesses for the count: the policy, the PCI bus and NVML. What one of them cannot tell is
 unknown; where they disagree the row says so.
@@ -11,7 +11,18 @@ import os
 import socket
 from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
-from . import gpu_baseline, gpu_health, gpu_policy, gpu_roles, gpu_spare_checks, gpu_writers, nvml, pcie, verdict
+from . import (
+    gpu_baseline,
+    gpu_health,
+    gpu_mig,
+    gpu_policy,
+    gpu_roles,
+    gpu_spare_checks,
+    gpu_writers,
+    nvml,
+    pcie,
+    verdict,
+)
 from .errors import StateFileError
 from .gpu_baseline import Baseline
 from .gpu_health import subject
@@ -92,15 +103,19 @@ def setting_rows(
         failure = known.failures.get(gpu["uuid"] or "")
         found.append(cap_row(gpu, wish, failure))
         found.append(persistence_row(gpu, wish))
+        found.append(gpu_mig.row(gpu, wish))
         # A card that does not answer is said once, with its cap.
         if wish.compute_mode is not None and gpu["state"] == "ok":
             found.append(gpu_spare_checks.mode_row(gpu, wish, failure))
     if known.roles is not None:
         found.extend(gpu_spare_checks.rows(known.roles, node))
     if node["state"] == "ok":
-        found.extend(_missing_row(rule) for rule in gpu_policy.unmatched(wanted, node["gpus"]))
+        missing = gpu_policy.unmatched(wanted, node["gpus"])
+        found.extend(_missing_row(rule) for rule in missing if rule.mig is None)
+        found.extend(gpu_mig.missing_row(rule) for rule in missing if rule.mig)
     else:
         found.extend(_unread_row(node, device) for device in pci if wanted.power_cap)
+        found.extend(gpu_mig.unread_row(node, device) for device in pci if wanted.mig)
     found.extend(width_row(wanted, node["gpus"], device) for device in pci)
     return _excused(wanted, node["gpus"], found)
 

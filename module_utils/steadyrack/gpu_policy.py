@@ -36,9 +36,13 @@ MOST_NVLINKS = 36
 TOLERANCE_MW = GRAIN_MW // 2
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+# A MIG profile as NVIDIA names it, such as 3g.40gb or 1g.10gb+me; a part of one (1c.3g.40gb) is none.
+_MIG_PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,2}gb([+-][a-z]+(\.[a-z]+)?)?")
+# More instances than a card of today has places for.
+_MOST_INSTANCES = 16
 _KEYS = (
     "version", "persistence_mode", "gpu_count", "power_cap", "link_width", "compute_mode", "spares", "xid_actions",
-    "link_gen", "nvlink_links", "nvme_link_width", "peer_to_peer", "known_missing",
+    "link_gen", "nvlink_links", "nvme_link_width", "peer_to_peer", "known_missing", "mig",
 )  # fmt: skip
 _SPARE_KEYS = ("count", "gpus", "power_cap_w", "environment")
 _AGAIN = "correct the inventory and run role gpu_policy"
@@ -67,12 +71,16 @@ class Match:
 
 @dataclass(frozen=True)
 class Rule:
-    """One wish for the GPUs that match: a cap in watts, a cap in per cent of the default, or something of its links."""
+    """One wish for the GPUs that match: a cap in watts or in per cent of the default, something of its links, or MIG.
+
+    ``mig``: instances by profile; empty: MIG is to be off.
+    """
 
     match: Match
     cap_w: float | None = None
     cap_percent: float | None = None
     link_width: int | None = None
+    mig: dict[str, int] | None = None
     link_gen: int | None = None
     nvlink_links: int | None = None
 
@@ -113,6 +121,7 @@ class Policy:
     gpu_count: int | None = None
     power_cap: tuple[Rule, ...] = ()
     link_width: tuple[Rule, ...] = ()
+    mig: tuple[Rule, ...] = ()
     compute_mode: str | None = None
     spares: Spares | None = None
     xid_actions: tuple[tuple[int, str], ...] = ()
@@ -138,6 +147,7 @@ class Wish:
     obstacle: str | None = None
     persistence: bool | None = None
     link_width: int | None = None
+    mig: dict[str, int] | None = None
     compute_mode: str | None = None
 
 
@@ -166,11 +176,12 @@ def parse(value: Any, where: str = "policy") -> Policy:
     for key in value:
         if key not in _KEYS:
             raise InputError(f"{where}: {key}", "unknown key", "one of " + ", ".join(_KEYS), _AGAIN)
-    return Policy(
+    policy = Policy(
         persistence_mode=_yes_or_no(value.get("persistence_mode"), f"{where}: persistence_mode"),
         gpu_count=_count(value.get("gpu_count"), f"{where}: gpu_count"),
         power_cap=_rules(value.get("power_cap"), f"{where}: power_cap", _cap_rule),
         link_width=_rules(value.get("link_width"), f"{where}: link_width", _width_rule),
+        mig=_mig_rules(value.get("mig"), f"{where}: mig"),
         compute_mode=_choice(value.get("compute_mode"), f"{where}: compute_mode", COMPUTE_MODES),
         spares=_spares(value.get("spares"), value.get("gpu_count"), f"{where}: spares"),
         xid_actions=_xid_actions(value.get("xid_actions"), f"{where}: xid_actions"),
@@ -180,6 +191,25 @@ def parse(value: Any, where: str = "policy") -> Policy:
         peer_to_peer=_yes_or_no(value.get("peer_to_peer"), f"{where}: peer_to_peer"),
         known_missing=_known_missing(value.get("known_missing"), f"{where}: known_missing"),
     )
+    for conflict in conflicts(policy):
+        raise InputError(f"{where}: spares", conflict, "a spare without MIG", _AGAIN)
+    return policy
+
+
+def conflicts(policy: Policy) -> list[str]:
+    """Why a policy cannot be kept whole: a spare is closed by compute mode, and a GPU with MIG on has none (C49)."""
+    cut = [rule.match for rule in policy.mig if rule.mig]
+    if policy.spares is None or not policy.spares.count or not cut:
+        return []
+    both = [match for match in cut if match in policy.spares.gpus]
+    if both:
+        return [f"MIG is declared for {match}, which is named as a spare" for match in both]
+    free = None if policy.gpu_count is None else policy.gpu_count - len(cut)
+    many = any(match.kind in ("all", "model") for match in cut)
+    if not many and (free is None or free >= policy.spares.count):
+        return []
+    listed = ", ".join(map(str, cut))
+    return [f"MIG is declared for {listed}, and {policy.spares.count} of the GPUs must stay whole as spare"]
 
 
 def _yes_or_no(value: Any, where: str) -> bool | None:
@@ -344,6 +374,25 @@ def _missing_entry(value: Any, where: str) -> KnownMissing:
     return KnownMissing(slot, until, " ".join(value["reason"].split()))
 
 
+def _mig_rules(value: Any, where: str) -> tuple[Rule, ...]:
+    """The layouts; ``false`` stands for MIG off on every GPU."""
+    return (Rule(Match("all", "true"), mig={}),) if value is False else _rules(value, where, _mig_rule)
+
+
+def _mig_rule(value: Any, where: str) -> Rule:
+    match = _match(value, where, ("devices",))
+    devices = value.get("devices")
+    if not isinstance(devices, dict):
+        raise InputError(f"{where}: devices", repr(devices)[:80], "instances by profile, or {} for MIG off", _AGAIN)
+    for profile, count in devices.items():
+        if not isinstance(profile, str) or not _MIG_PROFILE.fullmatch(profile):
+            raise InputError(f"{where}: devices", repr(profile), "a profile such as 1g.10gb, whole GPU instances only",
+                             "look at `nvidia-smi mig -lgip`")  # fmt: skip
+        if not _is_integer(count) or not 1 <= count <= _MOST_INSTANCES:
+            raise InputError(f"{where}: devices: {profile}", repr(count), f"1 to {_MOST_INSTANCES} instances", _AGAIN)
+    return Rule(match, mig=dict(devices))
+
+
 def _match(value: Any, where: str, others: Sequence[str]) -> Match:
     """The match of a rule, checked; an index is refused, its meaning changes when a GPU is lost or added."""
     if not isinstance(value, dict) or not isinstance(value.get("match"), dict) or len(value["match"]) != 1:
@@ -410,16 +459,23 @@ def resolve(policy: Policy, gpu: Record, role: str | None = None) -> Wish:
     """What the policy wants of the GPU of this NVML record, in its role (gpu_spare.py; None: no roles are kept)."""
     width = best_rule(policy.link_width, gpu)
     cap = best_rule(policy.power_cap, gpu)
+    mig = best_rule(policy.mig, gpu)
     others: Record = {
         "persistence": policy.persistence_mode,
         "link_width": width.link_width if width else None,
-        "compute_mode": _mode(policy, role),
+        "compute_mode": None if _cut(gpu, mig) else _mode(policy, role),
+        "mig": mig.mig if mig else None,
     }
     if policy.spares is not None and role in CLOSED:
         return Wish(rule=f"role {role}", **others, **_closed_cap(policy.spares, cap, gpu["power"]))
     if cap is None:
         return Wish(**others, **_without_rule(policy, gpu))
     return Wish(rule=str(cap.match), **others, **_cap(cap, gpu["power"]))
+
+
+def _cut(gpu: Record, rule: Rule | None) -> bool:
+    """Whether MIG is on, or is to be: such a GPU takes no compute mode (go-nvml#61)."""
+    return bool((gpu.get("mig") or {}).get("current") or (rule is not None and rule.mig))
 
 
 def _mode(policy: Policy, role: str | None) -> str | None:
@@ -500,12 +556,12 @@ def refuse(wishes: Iterable[tuple[Record, Wish]]) -> None:
 
 
 def unmatched(policy: Policy, gpus: Sequence[Record]) -> tuple[Rule, ...]:
-    """Cap rules that no GPU answers to: it is missing, or the name is wrong.
+    """Rules for caps and MIG that no GPU answers to: it is missing, or the name is wrong.
 
     A card that does not answer has no model name either, so models are looked for only where all cards answer.
     """
     kinds = ["uuid", "serial", "bus_id"] + (["model"] if all(gpu["state"] == "ok" for gpu in gpus) else [])
-    particular = [rule for rule in policy.power_cap if rule.match.kind in kinds]
+    particular = [rule for rule in (*policy.power_cap, *policy.mig) if rule.match.kind in kinds]
     return tuple(rule for rule in particular if not any(rule.match.fits(gpu) for gpu in gpus))
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Callable, Dict, Iterable, Sequence
 
-from . import files, pcie
+from . import files, nvml_mig, pcie
 from .child import Channel, Child, ChildGoneError, ChildSilentError
 from .errors import AccessError, DeadlineError, SteadyrackError, ToolError
 from .nvml_fields import (
@@ -59,6 +59,8 @@ GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 OPERATING_SYSTEM = 17
 LIB_RM_VERSION_MISMATCH = 18
+IN_USE = 19
+INSUFFICIENT_RESOURCES = 23
 UNKNOWN_ERROR = 999
 
 INIT_STATES = {
@@ -207,6 +209,8 @@ def _serve(nvml: ModuleType, root: str, channel: Channel) -> None:
         request = channel.receive()
         if request["do"] == "read":
             _serve_read(nvml, root, channel, request)
+        elif request["do"] == "mig":
+            _serve_mig(nvml, channel, request)
         else:
             _serve_set(nvml, channel, request)
 
@@ -330,6 +334,16 @@ def _serve_set(nvml: ModuleType, channel: Channel, request: Record) -> None:
     channel.send({"set": request["do"], "code": code})
 
 
+def _serve_mig(nvml: ModuleType, channel: Channel, request: Record) -> None:
+    """One of the calls of ``nvml_mig`` on one GPU."""
+    channel.send({"begin": "mig " + request["call"], "gpu": request["uuid"], "first": True})
+    value = None
+    handle, code = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByUUID, request["uuid"]))
+    if handle is not None:
+        value, code = _asked(nvml, partial(nvml_mig.CALLS[request["call"]], nvml, handle, **request["with"]))
+    channel.send({"set": request["call"], "code": code, "value": value})
+
+
 # --- in the parent -----------------------------------------------------------------------------
 
 
@@ -389,18 +403,48 @@ class Session:
         number = next(number for number, word in COMPUTE_MODES.items() if word == mode)
         self._set("compute_mode", uuid, number, f"compute mode {mode}")
 
+    def read_mig(self, uuid: str) -> Record:
+        """What the card can be cut into and what it is cut into, also while MIG is off; see ``nvml_mig.read``."""
+        return dict(self._mig("read", uuid, "the card's MIG profiles"))
+
+    def set_mig_mode(self, uuid: str, on: bool) -> bool:
+        """Ask for the MIG mode. True: in force, and on Ampere the GPU was reset for it. False: pending."""
+        return bool(self._mig("mode", uuid, "MIG {}".format("on" if on else "off"), on=on))
+
+    def create_mig_instance(self, uuid: str, profile: Record, start: int) -> int:
+        """Make a whole instance of a profile from ``read_mig`` at its place; the id comes back."""
+        wanted = "a MIG instance of {} slices at {}".format(profile["slices"], start)
+        return int(self._mig("create", uuid, wanted, profile=profile["id"], start=start, size=profile["size"]))
+
+    def finish_mig_instance(self, uuid: str, instance: int) -> None:
+        """Give a GPU instance that has none its compute instance."""
+        self._mig("finish", uuid, f"a compute instance in MIG instance {instance}", instance=instance)
+
+    def destroy_mig_instance(self, uuid: str, instance: int) -> None:
+        """Take an instance away; NvmlError with IN_USE while a process runs on it."""
+        self._mig("destroy", uuid, f"MIG instance {instance} taken away", instance=instance)
+
+    def _mig(self, call: str, uuid: str, wanted: str, **arguments: Any) -> Any:
+        return self._asked({"do": "mig", "call": call, "uuid": uuid, "with": arguments}, wanted)["value"]
+
     def _set(self, what: str, uuid: str, value: int, wanted: str) -> None:
+        self._asked({"do": what, "uuid": uuid, "value": value}, wanted)
+
+    def _asked(self, request: Record, wanted: str) -> Record:
+        """The child's answer about one GPU; a typed error when it refuses, ends or is silent."""
+        uuid = request["uuid"]
         node = self._start()
         if node["state"] != "ok" or self._child is None:
             raise ToolError("NVML on this host", node["state"], "ok", NEXT_STEPS.get(node["state"]))
         try:
-            self._child.send({"do": what, "uuid": uuid, "value": value})
+            self._child.send(request)
             answer = self.answer()
         except (ChildSilentError, ChildGoneError) as trouble:
             self.drop()
             raise DeadlineError(uuid, _no_answer(trouble), wanted, NEXT_STEPS["timeout"]) from None
         if answer["code"] is not None:
             raise _set_error(uuid, int(answer["code"]), wanted)
+        return answer
 
     def _start(self) -> Record:
         """A child with NVML started, and what it says of the node. A live child is used again."""
@@ -615,6 +659,8 @@ def _set_error(uuid: str, code: int, wanted: str) -> SteadyrackError:
         GPU_IS_LOST: "the GPU fell off the bus: power the host off and on, then reseat the card",
         RESET_REQUIRED: "drain the host and reset the GPU",
         OPERATING_SYSTEM: "a cgroup or the operating system blocks the device node",
+        IN_USE: "a process uses it: it is done at a later run, when that has ended",
+        INSUFFICIENT_RESOURCES: "what is there leaves no room: compare with `nvidia-smi mig -lgi`",
     }
     return NvmlError(uuid, code, wanted, steps.get(code, "look at the kernel log"))
 

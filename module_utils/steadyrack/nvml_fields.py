@@ -10,7 +10,7 @@ import ctypes
 from types import ModuleType
 from typing import Any, Callable, Dict, Tuple
 
-from . import pcie
+from . import nvml_mig, pcie
 
 # Return values of nvml.h (nvmlReturn_t) by which a reader goes on; nvml.py has the others.
 INVALID_ARGUMENT = 2
@@ -195,6 +195,7 @@ FIELDS: tuple[Field, ...] = (
     ("ecc.uncorrected_aggregate", _ecc_errors(1, 1)),
     ("remapped_rows", _remapped),
     ("mig", _mig),
+    ("mig_layout", nvml_mig.layout),
     ("processes", _processes),
     ("pstate", lambda nvml, gpu: nvml.nvmlDeviceGetPerformanceState(gpu)),
     ("utilization", _utilization),

@@ -33,6 +33,7 @@ from steadyrack import (
     gpu_baseline,
     gpu_checks,
     gpu_metrics,
+    gpu_mig,
     gpu_people,
     gpu_policy,
     gpu_roles,
@@ -61,7 +62,9 @@ EXIT_CANNOT = 3
 
 # Rows of what `gpu apply` sets; the others are for `check`.
 ROLES = ("gpu.spare", "gpu.active", "gpu.allow_list", "gpu.compute_mode", "gpu.xid")
-APPLIED = ("gpu.count", "gpu.power_cap", "gpu.persistence", "gpu.compute_mode", "gpu.allow_list", "gpu.active")
+APPLIED = (
+    "gpu.count", "gpu.power_cap", "gpu.persistence", "gpu.mig", "gpu.compute_mode", "gpu.allow_list", "gpu.active",
+)  # fmt: skip
 
 # While a node boots the driver may take a while to show its GPUs: seconds between two looks.
 WAIT_LOOK_S = 2.0
@@ -204,10 +207,15 @@ def policy_text(policy: gpu_policy.Policy | None) -> str:
         "{} {}".format(rule.match, f"{rule.cap_w:g} W" if rule.cap_w is not None else f"{rule.cap_percent:g} %")
         for rule in policy.power_cap
     )
+    cut = ", ".join(f"{rule.match} {gpu_mig.in_words(rule.mig or {})}" for rule in policy.mig)
     count = "any number of" if policy.gpu_count is None else policy.gpu_count
     spares = "" if policy.spares is None else f", {policy.spares.count} of them spare"
-    return "{} GPUs{}; cap {}; persistence {}".format(
-        count, spares, caps or "none", {True: "on", False: "off", None: "not said"}[policy.persistence_mode]
+    return "{} GPUs{}; cap {}; persistence {}{}".format(
+        count,
+        spares,
+        caps or "none",
+        {True: "on", False: "off", None: "not said"}[policy.persistence_mode],
+        f"; MIG {cut}" if cut else "",
     )
 
 

@@ -124,6 +124,7 @@ GPU_FAULTS = {
     "slot-x8": ["pcie_width=8", "pcie_system_width=8"],
     "vbios": ["vbios=92.00.45.00.01"],
     "ignores-caps": ["set_power_noop=1"],
+    "mig": ["mig_mode=1"],
     "hang": ["delay_ms.nvmlDeviceGetPowerUsage=60000"],
 }
 

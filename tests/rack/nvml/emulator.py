@@ -105,7 +105,7 @@ def init(profile: str, host: str, overrides: dict[str, str], replace: bool = Fal
 
 
 def load_driver() -> None:
-    """What a boot does: /run is empty, pending ECC and MIG modes take effect."""
+    """What a boot does: /run is empty, pending ECC and MIG modes take effect; Hopper forgets the MIG mode."""
     statefiles.run_dir().mkdir(parents=True, exist_ok=True)
     clients = statefiles.clients_path()
     if not clients.exists():
@@ -115,8 +115,12 @@ def load_driver() -> None:
         new = "driver_load_time" not in values
         values.setdefault("driver_load_time", f"{time.time():.3f}")
     if new:
+        view = View()
         with update(statefiles.identity_path()) as values:
             for gpu in range(int(values.get("gpu_count", "0"))):
+                if view.flag(gpu, "mig_resetless"):
+                    for name in ("mig_mode", "mig_mode_pending"):
+                        values.pop(f"gpu.{gpu}.{name}", None)
                 apply_pending(values, gpu)
 
 

@@ -108,11 +108,15 @@ GPU: dict[str, Key] = {
     "epoch": Key("internal: when the lifecycle values were stored", volatile=True, setting=True),
     "compute_mode": Key("0 default, 2 prohibited, 3 exclusive process (lifecycle)", volatile=True, setting=True),
     "accounting_mode": Key("0 or 1", volatile=True, setting=True),
-    "mig_mode": Key("0 or 1", setting=True),
-    "mig_mode_pending": Key("0 or 1", setting=True),
-    "mig_instances": Key("number of MIG instances: with mig_mode=1 memory health is not supported"),
+    "mig_mode": Key("0 or 1; clear-faults makes the card whole again"),
+    "mig_mode_pending": Key("becomes mig_mode at the next reset or boot"),
+    "mig_gpu_instances": Key(
+        "GPU instances, id:profile id:first memory slice;… with mig_mode=1 memory health is then not supported",
+        volatile=True,
+    ),
+    "mig_compute_instances": Key("compute instances, GPU instance/id:profile id:first slice;…", volatile=True),
     "mig_max_devices": Key("0: no MIG"),
-    "mig_resetless": Key("field 184"),
+    "mig_resetless": Key("field 184; 1: the MIG mode changes without a reset, and is off after a boot"),
     "ecc_mode": Key("0 or 1", setting=True),
     "ecc_mode_pending": Key("becomes ecc_mode at the next reset or boot", setting=True),
     # temperatures, degrees C
@@ -156,7 +160,7 @@ GPU: dict[str, Key] = {
     "memory_reserved_mib": Key("the driver's share"),
     "memory_used_mib": Key("memory of processes", volatile=True),
     "bar1_mib": Key("BAR1"),
-    "processes_compute": Key("pid:MiB;pid:MiB", volatile=True),
+    "processes_compute": Key("pid:MiB;pid:MiB, with MIG pid:MiB:GPU instance:compute instance", volatile=True),
     "processes_graphics": Key("pid:MiB;pid:MiB", volatile=True),
     "processes_mps": Key("pid:MiB;pid:MiB", volatile=True),
     # memory health
@@ -200,6 +204,10 @@ GPU: dict[str, Key] = {
 PATTERNS: dict[str, Key] = {
     r"(fault|noop|delay_ms)\.(\*|nvml\w+)": Key("error code, dropped set, delay (negative: for ever) of one function"),
     r"fault\.field\.\d+": Key("error code of one field value"),
+    r"mig_profile_\d": Key(
+        "what the card can be cut into, by NVML_GPU_INSTANCE_PROFILE_*: "
+        "name:id:slices:instances:SMs:copy engines:decoders:JPEG:OFA:MiB:memory slices:start,start…; empty: not this"
+    ),
     r"nvlink_\d+_(replay|recovery|crc_flit|crc_data|ecc_data)": Key("error counter of one link", volatile=True),
 }
 HOST_PATTERNS: dict[str, Key] = {

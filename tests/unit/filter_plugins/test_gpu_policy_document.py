@@ -117,3 +117,35 @@ def test_what_is_left_empty_declares_nothing():
     found = document(link_gen="", nvme_link_width=None)
     assert (found["link_gen"], found["nvlink_links"], found["known_missing"]) == ([], [], [])
     assert node_side.parse(found).nvme_link_width is None
+
+
+# --- MIG ---------------------------------------------------------------------------------------
+
+
+def test_mig_layouts_become_rules_that_the_node_takes_and_none_is_no_key():
+    found = document(mig=[{"model": "NVIDIA A30", "devices": {"1g.6gb": 4}}, {"uuid": UUID, "devices": {}}])
+    assert found["mig"] == [
+        {"match": {"model": "NVIDIA A30"}, "devices": {"1g.6gb": 4}}, {"match": {"uuid": UUID}, "devices": {}},
+    ]  # fmt: skip
+    assert [rule.mig for rule in node_side.parse(found).mig] == [{"1g.6gb": 4}, {}]
+    for nothing in (None, []):
+        assert "mig" not in document(mig=nothing)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("1g.10gb", "no mapping"),
+        ({"devices": {"1g.10gb": 7}}, "names nothing"),
+        ({"uuid": UUID, "serial": "1", "devices": {}}, "names"),
+        ({"index": 0, "devices": {}}, "unknown index"),
+        ({"uuid": UUID}, "devices is None"),
+        ({"uuid": UUID, "devices": 7}, "devices is 7"),
+        ({"uuid": UUID, "devices": {"1c.3g.40gb": 1}}, "no MIG profile"),
+        ({"uuid": UUID, "devices": {"1g.10gb": "7"}}, "no number of instances"),
+        ({"uuid": UUID, "devices": {"1g.10gb": 0}}, "no number of instances"),
+    ],
+)
+def test_a_malformed_mig_layout_is_refused_with_its_place(entry, says):
+    with pytest.raises(AnsibleFilterError, match=r"gpu_policy_mig\[0\].*" + says):
+        document(mig=[entry])

@@ -16,7 +16,7 @@ A100 = "NVIDIA A100 80GB PCIe"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 GPU_POLICY_INPUTS = (
     "gpu_policy_power_cap_w", "gpu_policy_overrides", "gpu_policy_spares", "gpu_policy_spare_gpus",
-    "gpu_policy_spare_power_cap_w", "gpu_policy_xid_actions", "gpu_policy_known_missing",
+    "gpu_policy_spare_power_cap_w", "gpu_policy_xid_actions", "gpu_policy_known_missing", "gpu_policy_mig",
 )  # fmt: skip
 SPECS: dict[str, Any] = {
     "time_sync": {"argument_specs": {"main": {"options": {"time_sync_mode": {}, "time_sync_upstreams": {}}}}},
@@ -646,6 +646,44 @@ def test_overrides(override: Any, word: str, shelf: Shelf) -> None:
 def test_right_overrides_pass(override: dict[str, Any], shelf: Shelf) -> None:
     shelf.vars["gpu-a2"]["gpu_policy_overrides"] = [override]
     assert shelf.of("gpu-a2") == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "word"),
+    [
+        ({"index": 0, "devices": {}}, "an index"),
+        ({"devices": {"1g.10gb": 7}}, "names no GPU"),
+        ({"uuid": UUID, "serial": "1", "devices": {}}, "names uuid and serial"),
+        ({"uuid": f"MIG-{UUID}/1/0", "devices": {}}, "a MIG device's"),
+        ({"uuid": UUID.replace("GPU", "MIG"), "devices": {}}, "a MIG device's"),
+        ({"model": "NVIDIA A100 80GB PCI", "devices": {}}, f"did you mean {A100}?"),
+        ({"model": A100, "devices": {"small": 7}}, "a profile such as 1g.10gb"),
+        ({"model": A100, "devices": {"1g.10gb": 0}}, "1 to 16 instances"),
+        ({"model": A100, "devices": {"1g.10gb": True}}, "1 to 16 instances"),
+    ],
+)
+def test_c49_mig_layouts(layout: Any, word: str, shelf: Shelf) -> None:
+    shelf.vars["gpu-a2"]["gpu_policy_mig"] = [layout]
+    assert word in shelf.only("gpu-a2")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"model": A100, "devices": {"1g.10gb": 7}},
+        {"bus_id": "0000:31:00.0", "devices": {"3g.40gb": 1, "1g.10gb+me": 1}},
+        {"uuid": UUID, "devices": {}},
+    ],
+)
+def test_right_mig_layouts_pass(layout: dict[str, Any], shelf: Shelf) -> None:
+    shelf.vars["gpu-a2"]["gpu_policy_mig"] = [layout]
+    assert shelf.of("gpu-a2") == []
+
+
+@pytest.mark.parametrize("uuid", [f"MIG-{UUID}/1/0", UUID.replace("GPU", "MIG")])
+def test_c49_a_cap_is_of_the_whole_gpu_whichever_style_of_mig_id_is_given(uuid: str, shelf: Shelf) -> None:
+    shelf.vars["gpu-a2"]["gpu_policy_overrides"] = [{"uuid": uuid, "power_cap_w": 200}]
+    assert "a MIG device's" in shelf.only("gpu-a2")
 
 
 def test_a_cap_of_one_card_of_a_mixed_host_may_be_that_of_either_model(shelf: Shelf) -> None:

@@ -143,3 +143,10 @@ def test_a_proxy_in_a_value_of_another_kind_is_not_shown_either() -> None:
 @pytest.mark.parametrize("proxy", ["", "http://proxy.example:3128", "10.1.0.21:3128", "http://[2001:db8::1]:3128/"])
 def test_a_proxy_that_can_be_passes(proxy: str) -> None:
     assert found(node_agent_webhook_proxy=proxy) == []
+
+
+def test_a_mig_layout_without_its_instances_or_of_another_kind_is_refused() -> None:
+    (line,) = found(gpu_policy_mig=[{"uuid": "GPU-1"}])
+    assert "missing required arguments: devices" in line
+    assert "gpu_policy_mig" in only(gpu_policy_mig={"uuid": "GPU-1", "devices": {}})
+    assert found(gpu_policy_mig=[{"uuid": "GPU-1", "devices": {"1g.10gb": 7}}]) == []

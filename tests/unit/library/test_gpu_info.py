@@ -38,7 +38,7 @@ def test_with_a_policy_every_gpu_has_its_rows(gpu_node):
     assert {row["id"] for row in settings} == set(SETTINGS)
     assert {row["verdict"] for row in settings} == {"pass"}
     assert len(settings) == 1 + 3 * 4
-    assert len(rows) == len(settings) + 14 * 4
+    assert len(rows) == len(settings) + 15 * 4
 
 
 def test_each_fault_fails_its_own_check_and_no_other(gpu_node):
@@ -111,4 +111,4 @@ def test_cards_at_rest_are_well_with_what_the_role_declares_by_itself(make_gpu_n
         assert {row["verdict"] for row in mine} == {"pass", "not_judged"}
         assert {row["severity"] for row in mine} == {"info"}
         judged = {row["id"] for row in mine if row["verdict"] == "not_judged"}
-        assert judged == {"gpu.retired_pages", "gpu.recovery", "pcie.generation", "pcie.acs"}
+        assert judged == {"gpu.mig", "gpu.retired_pages", "gpu.recovery", "pcie.generation", "pcie.acs"}

@@ -159,7 +159,7 @@ def test_a_host_of_eight_is_read_whole(make_gpu_node):
 
 
 def test_with_mig_on_what_the_driver_then_refuses_is_none_and_limits_stay_those_of_the_gpu(gpu_node):
-    gpu_node.set("gpu.0.mig_mode=1", "gpu.0.mig_instances=2")
+    gpu_node.set("gpu.0.mig_mode=1", "gpu.0.mig_gpu_instances=1:9:0")
     gpu = gpu_at(gpu_node.read(), 0)
     assert gpu["mig"]["current"] is True
     assert gpu["remapped_rows"] is None

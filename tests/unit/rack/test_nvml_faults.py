@@ -214,7 +214,7 @@ def test_what_is_changed_on_one_gpu_shows_there_and_nowhere_else(
 
 
 def test_memory_health_is_not_supported_while_mig_instances_exist(host: EmulatedHost) -> None:
-    host.set("gpu.0.mig_mode=1", "gpu.0.mig_instances=2")
+    host.set("gpu.0.mig_mode=1", "gpu.0.mig_gpu_instances=1:9:0")
     code = "show([call('nvmlDeviceGetRemappedRows', gpu(0)), p.nvmlDeviceGetFieldValues(gpu(0), [142])[0].nvmlReturn])"
     assert host.ask(code) == [{"error": 3}, 3]
 

@@ -38,6 +38,7 @@ BINDING_NAMES = {
     "nvmlPciInfo_t": "nvmlPciInfo_t",
     "nvmlPciInfoExt_v1_t": "nvmlPciInfoExt_v1_t",
     "nvmlRowRemapperHistogramValues_t": "c_nvmlRowRemapperHistogramValues",
+    "nvmlDeviceAttributes_t": "c_nvmlDeviceAttributes",
     "nvmlProcessInfo_v1_t": None,  # the binding has no class for the oldest layout
 }
 

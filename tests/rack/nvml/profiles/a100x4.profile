@@ -47,6 +47,14 @@ gpu.*.pcie_system_gen=4
 gpu.*.pcie_device_width=16
 gpu.*.pcie_system_width=16
 gpu.*.mig_max_devices=7
+# Ids, places and numbers of instances: NVIDIA's MIG user guide; sizes in MiB: NVIDIA's go-nvml, which knows this card.
+gpu.*.mig_profile_0=1g.10gb:19:1:7:14:1:0:0:0:9856:1:0,1,2,3,4,5,6
+gpu.*.mig_profile_7=1g.10gb+me:20:1:1:14:1:1:1:1:9856:1:0,1,2,3,4,5,6
+gpu.*.mig_profile_9=1g.20gb:15:1:4:14:1:1:0:0:19968:2:0,2,4,6
+gpu.*.mig_profile_1=2g.20gb:14:2:3:28:2:1:0:0:19968:2:0,2,4
+gpu.*.mig_profile_2=3g.40gb:9:3:2:42:3:2:0:0:40192:4:0,4
+gpu.*.mig_profile_3=4g.40gb:5:4:1:56:4:2:0:0:40192:4:0
+gpu.*.mig_profile_4=7g.80gb:0:7:1:98:7:5:1:1:80384:8:0
 gpu.*.remap_banks=640
 gpu.*.nvlink_links=12
 gpu.*.nvlink_version=3

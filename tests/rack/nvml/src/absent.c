@@ -29,9 +29,6 @@ NOT_SUPPORTED(nvmlDeviceGetCreatableVgpus, unsigned int *count, nvmlVgpuTypeId_t
 NOT_SUPPORTED(nvmlDeviceGetActiveVgpus, unsigned int *count, nvmlVgpuInstance_t *instances)
 NOT_SUPPORTED(nvmlDeviceGetFanSpeed_v2, unsigned int fan, unsigned int *speed) /* passive */
 NOT_SUPPORTED(nvmlDeviceGetGpcClkVfOffset, int *offset)                        /* overclocking: consumer boards */
-NOT_SUPPORTED(nvmlDeviceGetAttributes_v2, nvmlDeviceAttributes_t *attributes)  /* MIG device handles */
-NOT_SUPPORTED(nvmlDeviceGetGpuInstanceId, unsigned int *id)
-NOT_SUPPORTED(nvmlDeviceGetComputeInstanceId, unsigned int *id)
 NOT_SUPPORTED(nvmlDeviceGetConfComputeMemSizeInfo, nvmlConfComputeMemSizeInfo_t *info)
 /* A ring of samples that a client can read in one go; here there is only the present value. */
 NOT_SUPPORTED(nvmlDeviceGetSamples, nvmlSamplingType_t type, unsigned long long since, nvmlValueType_t *value_type,

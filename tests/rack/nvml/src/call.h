@@ -6,7 +6,8 @@
 #include "state.h"
 
 struct nvmlDevice_st {
-    int slot; /* N of the state's gpu.N.* keys */
+    int slot;   /* N of the state's gpu.N.* keys */
+    int gi, ci; /* of a MIG device: its GPU instance and compute instance */
 };
 
 #pragma GCC visibility push(hidden)
@@ -37,6 +38,10 @@ unsigned int emu_enforced_limit(int gpu);
 unsigned int emu_power_usage(int gpu);
 unsigned long long emu_energy(int gpu);
 bool emu_mig_instances(int gpu);
+/* The MIG device of that UUID, NULL when there is none. */
+nvmlDevice_t emu_mig_named(const char *uuid);
+/* True when a process runs on that GPU instance. */
+bool emu_runs_on(int gpu, unsigned int gpu_instance);
 int emu_nvlink_count(int gpu);
 
 nvmlReturn_t emu_field(int gpu, nvmlFieldValue_t *field);

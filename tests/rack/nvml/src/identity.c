@@ -8,8 +8,6 @@
 
 /* ---- identity ---- */
 
-TEXT(nvmlDeviceGetName, "name")
-TEXT(nvmlDeviceGetUUID, "uuid")
 TEXT(nvmlDeviceGetSerial, "serial")
 TEXT(nvmlDeviceGetBoardPartNumber, "board_part_number")
 NUMBER(nvmlDeviceGetMinorNumber, unsigned int, "minor")

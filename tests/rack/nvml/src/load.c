@@ -73,12 +73,15 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 
 /* ---- processes ---- */
 
+#define NOT_IN_MIG 0xffffffffu
+
 struct process {
     unsigned int pid;
     unsigned long long bytes;
+    unsigned int gi, ci;
 };
 
-/* `pid:MiB;pid:MiB` */
+/* `pid:MiB;pid:MiB`, with MIG `pid:MiB:GPU instance:compute instance` */
 static unsigned int process_list(const char *list, struct process *out, unsigned int room)
 {
     unsigned int found = 0;
@@ -88,9 +91,13 @@ static unsigned int process_list(const char *list, struct process *out, unsigned
         if (end == at)
             break;
         unsigned long long mib = *end == ':' ? strtoull(end + 1, &end, 10) : 0;
+        unsigned int gi = *end == ':' ? (unsigned int)strtoul(end + 1, &end, 10) : NOT_IN_MIG;
+        unsigned int ci = *end == ':' ? (unsigned int)strtoul(end + 1, &end, 10) : NOT_IN_MIG;
         if (found < room) {
             out[found].pid = (unsigned int)pid;
             out[found].bytes = mib << 20;
+            out[found].gi = gi;
+            out[found].ci = ci;
         }
         found++;
         at = *end == ';' ? end + 1 : end;
@@ -99,6 +106,17 @@ static unsigned int process_list(const char *list, struct process *out, unsigned
 }
 
 #define MAX_PROCESSES 256
+
+bool emu_runs_on(int gpu, unsigned int gpu_instance)
+{
+    static const char *const keys[] = {"processes_compute", "processes_mps"};
+    struct process list[MAX_PROCESSES];
+    for (int k = 0; k < 2; k++)
+        for (unsigned int i = process_list(emu_gpu(gpu, keys[k]), list, MAX_PROCESSES); i-- > 0;)
+            if (list[i].gi == gpu_instance)
+                return true;
+    return false;
+}
 
 static nvmlReturn_t processes(int gpu, const char *key, unsigned int *count, nvmlProcessInfo_t *infos)
 {
@@ -112,7 +130,8 @@ static nvmlReturn_t processes(int gpu, const char *key, unsigned int *count, nvm
         memset(&infos[i], 0, sizeof(infos[i]));
         infos[i].pid = list[i].pid;
         infos[i].usedGpuMemory = list[i].bytes;
-        infos[i].gpuInstanceId = infos[i].computeInstanceId = 0xffffffffu; /* not in MIG */
+        infos[i].gpuInstanceId = list[i].gi;
+        infos[i].computeInstanceId = list[i].ci;
     }
     return NVML_SUCCESS;
 }

@@ -142,6 +142,11 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
     ENTER();
     NEED(uuid && device);
+    nvmlDevice_t mig = strncmp(uuid, "MIG-", 4) == 0 ? emu_mig_named(uuid) : NULL;
+    if (mig) {
+        *device = mig;
+        return emu_injected(__func__, mig->slot);
+    }
     return look_up(__func__, matches_uuid, uuid, device);
 }
 

@@ -228,6 +228,15 @@ nvmlReturn_t emu_detach(void)
 
 bool emu_attached(void) { return attach_count > 0; }
 
+/* Trying for the lock alone lets go of our share for a moment, in which those who keep us from it hold theirs. */
+bool emu_alone(void)
+{
+    bool alone = flock(clients_fd, LOCK_EX | LOCK_NB) == 0;
+    while (flock(clients_fd, LOCK_SH) != 0 && errno == EINTR)
+        ;
+    return alone;
+}
+
 /* ---- reading ---- */
 
 const char *emu_get(const char *key)
@@ -362,6 +371,24 @@ bool emu_store(emu_file file, const emu_change *changes, int count)
         load(file);
     close(fd);
     return ok;
+}
+
+bool emu_swap(emu_file file, const char *key, const char *seen, const char *value)
+{
+    int fd = lock_file(file);
+    if (fd < 0)
+        return false;
+    load(file);
+    pair *now = find(&files[file], key);
+    bool same = strcmp(now ? now->value : "", seen) == 0;
+    if (same) {
+        put(&files[file], key, *value ? value : NULL);
+        same = write_file(file);
+        if (!same)
+            load(file);
+    }
+    close(fd);
+    return same;
 }
 
 /* Under the lock: drop stale lifecycle values, then apply `value` (NULL deletes) and stamp the epoch. */

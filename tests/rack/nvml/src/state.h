@@ -43,6 +43,8 @@ bool emu_refresh(void);
 nvmlReturn_t emu_attach(void);
 nvmlReturn_t emu_detach(void);
 bool emu_attached(void);
+/* True when no other process is connected. */
+bool emu_alone(void);
 
 /* NULL when the key is nowhere. Pointers live until the next emu_refresh() or update. */
 const char *emu_get(const char *key);
@@ -70,6 +72,8 @@ typedef struct {
     const char *value;
 } emu_change;
 bool emu_store(emu_file file, const emu_change *changes, int count);
+/* Stores `value` (empty deletes) if the key still has the value `seen` (empty: none). False: read and decide again. */
+bool emu_swap(emu_file file, const char *key, const char *seen, const char *value);
 /* Stores lifecycle values of one GPU in the present epoch; what an earlier epoch left behind is dropped first. */
 bool emu_store_life(int gpu, const char *key, long long value);
 bool emu_forget_life(int gpu, const char *key);

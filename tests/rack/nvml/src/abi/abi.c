@@ -53,6 +53,33 @@ int main(void)
     { STRUCT(nvmlGpuFabricInfo_t) F(clusterUuid) F(status) F(cliqueId) F(state) END }
     { STRUCT(nvmlGpuFabricInfo_v2_t) F(version) F(clusterUuid) F(status) F(cliqueId) F(state) F(healthMask) END }
     { STRUCT(nvmlPowerValue_v2_t) F(version) F(powerScope) F(powerValueMw) END }
+    {
+        STRUCT(nvmlDeviceAttributes_t) F(multiprocessorCount) F(sharedCopyEngineCount) F(sharedDecoderCount)
+        F(sharedEncoderCount) F(sharedJpegCount) F(sharedOfaCount) F(gpuInstanceSliceCount) F(computeInstanceSliceCount)
+        F(memorySizeMB) END
+    }
+    { STRUCT(nvmlGpuInstancePlacement_t) F(start) F(size) END }
+    {
+        STRUCT(nvmlGpuInstanceProfileInfo_t) F(id) F(isP2pSupported) F(sliceCount) F(instanceCount)
+        F(multiprocessorCount) F(copyEngineCount) F(decoderCount) F(encoderCount) F(jpegCount) F(ofaCount)
+        F(memorySizeMB) END
+    }
+    {
+        STRUCT(nvmlGpuInstanceProfileInfo_v2_t) F(version) F(id) F(isP2pSupported) F(sliceCount) F(instanceCount)
+        F(multiprocessorCount) F(copyEngineCount) F(decoderCount) F(encoderCount) F(jpegCount) F(ofaCount)
+        F(memorySizeMB) F(name) END
+    }
+    { STRUCT(nvmlGpuInstanceInfo_t) F(device) F(id) F(profileId) F(placement) END }
+    {
+        STRUCT(nvmlComputeInstanceProfileInfo_t) F(id) F(sliceCount) F(instanceCount) F(multiprocessorCount)
+        F(sharedCopyEngineCount) F(sharedDecoderCount) F(sharedEncoderCount) F(sharedJpegCount) F(sharedOfaCount) END
+    }
+    {
+        STRUCT(nvmlComputeInstanceProfileInfo_v2_t) F(version) F(id) F(sliceCount) F(instanceCount)
+        F(multiprocessorCount) F(sharedCopyEngineCount) F(sharedDecoderCount) F(sharedEncoderCount) F(sharedJpegCount)
+        F(sharedOfaCount) F(name) END
+    }
+    { STRUCT(nvmlComputeInstanceInfo_t) F(device) F(gpuInstance) F(id) F(profileId) F(placement) END }
     { STRUCT(nvmlHwbcEntry_t) F(hwbcId) F(firmwareVersion) END }
     printf("\n}\n");
     return 0;
