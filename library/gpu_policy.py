@@ -151,6 +151,14 @@ def shown(text):
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+def tell(module):
+    """Hooks are told at once; what keeps them from it is a warning, and the agent's next pass does it."""
+    try:
+        gpu_tell.deliver(ROOT, lambda level, text: module.warn(text) if level != "notice" else None, os.geteuid())
+    except SteadyrackError as error:
+        module.warn(f"hooks were not told: {error.sentence()}")
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -173,7 +181,7 @@ def main():
         for line in gpu_apply.warnings(outcome):
             module.warn(line)
         if outcome.events and not module.check_mode:
-            gpu_tell.deliver(ROOT, lambda level, text: module.warn(text) if level != "notice" else None, os.geteuid())
+            tell(module)
         broken = [] if module.check_mode else outcome.broken()
         if broken:
             said = "; ".join(f"{row['id']} {row['subject']}: {row['state']} ({row['reason']})" for row in broken)

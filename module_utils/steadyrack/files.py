@@ -140,6 +140,14 @@ def atomic_write(
                 os.unlink(temporary)
 
 
+def set_aside(path: str) -> None:
+    """Give a damaged file another name, for whoever wants to know what was in it."""
+    try:
+        os.replace(path, path + ".unreadable")
+    except OSError as error:
+        raise StateFileError(path, error.strerror, "the damaged file set aside", "look at the disk") from None
+
+
 def make_directory(path: str) -> None:
     """Make a directory and its parents; what is in the way is a typed error."""
     try:

@@ -4,9 +4,9 @@
 One list stands behind all of them: ``/var/lib/steadyrack/gpus.env``, for ``EnvironmentFile=`` of units, ``--env-file``
 of containers and ``.`` in scripts. A job over plain SSH gets it from ``/etc/environment``, which pam_env reads for
 every session, interactive or not. A GPU in no list can still be opened by a job that names it: that is what the
-compute mode of gpu_converge.py is for.
+compute mode of gpu_apply.py is for.
 
-Every file is whole at every moment, and the list is the last that grows: see ``gpu_converge``.
+Every file is whole at every moment, and the list is the last that grows: see ``gpu_roles``.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ def apply(
     check: bool = False,
     strict: bool = True,
     ready: Callable[[Outcome], None] | None = None,
+    reload: Callable[[], Policy | None] | None = None,
     runner: Callable[..., Completed] = run,
     **deadlines: Any,
 ) -> Outcome:
@@ -96,6 +97,8 @@ def apply(
 
     ``ready`` is called with what was found once nothing can be refused any more, and before anything
     is set; it may still refuse by raising.
+
+    ``reload``: gives the policy as it is once the lock is ours: whoever held it may have written another.
 
     ``strict``: InputError, before anything is set, when a card cannot do what is wanted of it. Without it
     that card is left alone and told as a row that fails: after a reboot one card that was swapped must not
@@ -107,6 +110,7 @@ def apply(
         if not check:
             # A look needs no lock: it may run as anybody, and beside a run that sets.
             stack.enter_context(files.locked(_below(root, LOCK_PATH)))
+            policy = (reload() if reload is not None else None) or policy
         session = stack.enter_context(nvml.Session(root, **deadlines))
         outcome = _look(policy, (root, host), session, pci, runner)
         gpu_mig.look(session, outcome.before["gpus"], policy)
@@ -158,10 +162,11 @@ def _look(
 def _carry_out(session: nvml.Session, outcome: Outcome, policy: Policy, runner: Callable[..., Completed]) -> None:
     """Roles, cards and list, in the order that holds at every step; see gpu_roles.py."""
     addresses = [device["bus_id"] for device in outcome.pci]
-    if outcome.roles is not None:
-        outcome.roles.begin(outcome.before)
+    trouble = _written_down(session.root, outcome)
+    if trouble is not None:
+        # A full or read-only disk: nothing may open or rise, for that could not be undone; what closes and falls may.
+        outcome.changes = [change for change in outcome.changes if _is_safe(change)]
     if outcome.changes:
-        remember(_below(session.root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
         opening = [change for change in outcome.changes if opens(change)]
         _set_all(session, outcome, [change for change in outcome.changes if not opens(change)], policy, runner)
         if any(change["setting"] == "mig" for change in outcome.changes):
@@ -174,8 +179,34 @@ def _carry_out(session: nvml.Session, outcome: Outcome, policy: Policy, runner: 
             outcome.after = session.read(addresses)
         gpu_mig.look(session, outcome.after["gpus"], policy)
         gpu_mig.note_failures(outcome.after["gpus"], outcome.mig_failures)
+    if trouble is not None:
+        raise trouble
     if outcome.roles is not None:
         outcome.roles.finish(outcome.after, lambda gpu: outcome.wish(policy, gpu))
+
+
+def _written_down(root: str, outcome: Outcome) -> SteadyrackError | None:
+    """Write the roles, and what each GPU had before; what kept it from being written."""
+    try:
+        if outcome.roles is not None:
+            outcome.roles.begin(outcome.before)
+        if outcome.changes:
+            remember(_below(root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
+    except SteadyrackError as error:
+        return error
+    return None
+
+
+def _is_safe(change: Record) -> bool:
+    """Whether it lets nobody draw more: persistence, which keeps caps, a GPU closed, a cap that falls."""
+    return change["setting"] == "persistence" or _falls(change)
+
+
+def _falls(change: Record) -> bool:
+    """A GPU that is closed, or a cap that is lowered."""
+    if change["setting"] == "compute_mode":
+        return not opens(change)
+    return bool(change["setting"] == "power_cap_w" and change["after"] < change["before"])
 
 
 def opens(change: Record) -> bool:
@@ -276,7 +307,11 @@ def _set_all(
                 outcome.notes.append(f"{PERSISTENCED} ran and had let go of a GPU; it was restarted")
                 _await_daemon(session, outcome, policy)
             ours = [change for change in ours if change["setting"] != "persistence"]
+    stuck: str | None = None
     for change in ours:
+        if stuck is not None and change["setting"] == "power_cap_w" and not _falls(change):
+            outcome.failures[change["uuid"]] = f"not raised: {stuck} could not be lowered or closed first"
+            continue
         try:
             if change["setting"] == "persistence":
                 session.set_persistence(change["uuid"], change["after"])
@@ -286,6 +321,12 @@ def _set_all(
                 session.set_power_limit(change["uuid"], gpu_policy.milliwatts(change["after"]) or 0)
         except SteadyrackError as error:
             outcome.failures[change["uuid"]] = error.sentence()
+            # One that is lost by now is counted at its last cap in the plan, as a failed one is.
+            stuck = str(change["uuid"]) if _falls(change) and not _is_lost(error) else stuck
+
+
+def _is_lost(error: SteadyrackError) -> bool:
+    return isinstance(error, nvml.NvmlError) and error.code in (nvml.GPU_IS_LOST, nvml.NOT_FOUND)
 
 
 def persistence_owner(runner: Callable[..., Completed] = run, start: bool = False) -> str:
@@ -365,7 +406,7 @@ def _memory(path: str) -> dict[str, Record]:
         value = {"version": None}
     gpus = value.get("gpus", {})
     if value and (value.get("version") != PREVIOUS_VERSION or not isinstance(gpus, dict)):
-        os.replace(path, path + ".unreadable")
+        files.set_aside(path)
         return {}
     return dict(gpus)
 

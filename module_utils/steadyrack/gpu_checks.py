@@ -103,7 +103,8 @@ def setting_rows(
         failure = known.failures.get(gpu["uuid"] or "")
         found.append(cap_row(gpu, wish, failure))
         found.append(persistence_row(gpu, wish))
-        found.append(gpu_mig.row(gpu, wish))
+        if gpu["state"] == "ok" or wish.mig is not None:
+            found.append(gpu_mig.row(gpu, wish))
         # A card that does not answer is said once, with its cap.
         if wish.compute_mode is not None and gpu["state"] == "ok":
             found.append(gpu_spare_checks.mode_row(gpu, wish, failure))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Dict
+from typing import Any, Callable, Dict
 
 from . import files, gpu_apply, gpu_policy, gpu_roles, gpu_sight, gpu_spare, nvml, pcie
 from .errors import InputError, StateFileError, ToolError
@@ -53,12 +53,21 @@ def promote(root: str, name: str, instead_of: str, even_if_busy: bool = False) -
 
 def take_back(root: str, name: str) -> str:
     """Return a failed GPU to service, or accept a new one; its UUID comes back."""
+    return _change(root, name, gpu_spare.take_back)
+
+
+def forget(root: str, name: str) -> str:
+    """Strike off a GPU that has left the host; its UUID comes back."""
+    return _change(root, name, gpu_spare.forget)
+
+
+def _change(root: str, name: str, change: Callable[[State, str, Seen | None], State]) -> str:
     policy = policy_with_roles(root)
     with files.locked(_below(root, gpu_apply.LOCK_PATH)):
         roles, seen = _present(policy, root)
         state = _known(roles)
         uuid = gpu_spare.find(state, name)
-        _write(root, gpu_spare.take_back(state, uuid, seen.get(uuid)))
+        _write(root, change(state, uuid, seen.get(uuid)))
     return uuid
 
 

@@ -8,16 +8,20 @@ word for how a card stands against its wish. Watts outside, whole milliwatts ins
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import re
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from typing import Any, Dict, Iterable, Sequence
 
 from . import files, gpu_xid, pcie
-from .errors import InputError, StateFileError
+from .errors import InputError, StateFileError, SteadyrackError
 
 POLICY_PATH = "/etc/steadyrack/gpu_policy.json"
+LAST_PATH = "/var/lib/steadyrack/gpu_policy_last.json"
+"""A copy of the last policy that was whole."""
 VERSION = 1
 
 # Ways to name a GPU, most specific first: the chip, the board, the slot, the kind, any.
@@ -26,6 +30,9 @@ MATCH_KINDS = ("uuid", "serial", "bus_id", "model", "all")
 ONE_GPU = ("uuid", "serial", "bus_id")
 # Roles of gpu_spare.py in which nothing may run on a GPU.
 CLOSED = ("spare", "failed", "unaccepted")
+# Roles whose cap is the spare's: the rack's plan counts no more than the active ones at theirs. A draining one is
+# slower for its job's last hours; a feed that trips would end all jobs.
+LOW = (*CLOSED, "draining")
 # Compute modes that an active GPU may be given; the others are `prohibited`.
 COMPUTE_MODES = ("default", "exclusive_process")
 # A cap is set in whole watts: the grain of every driver tool and of the cards' own limits.
@@ -163,6 +170,29 @@ def load(path: str = POLICY_PATH) -> Policy | None:
         return parse(value, path)
     except InputError as error:
         raise StateFileError(error.thing, error.seen, error.wanted, error.next_step) from None
+
+
+def load_or_last(root: str) -> tuple[Policy | None, str | None]:
+    """The node's policy, and what is wrong with its file; then it is the last one that was whole, if there is one.
+
+    A file that was cut off must not leave every GPU open and uncapped after a reboot. StateFileError where nothing
+    whole is left.
+    """
+    path = os.path.join(root, POLICY_PATH.lstrip("/"))
+    last = os.path.join(root, LAST_PATH.lstrip("/"))
+    try:
+        policy = load(path)
+    except StateFileError as error:
+        kept = load(last)
+        if kept is None:
+            raise
+        return kept, error.sentence()
+    content = files.read_bytes(path)
+    if policy is not None and content is not None and os.geteuid() == 0 and files.read_bytes(last) != content:
+        with contextlib.suppress(SteadyrackError):  # a full disk is told by what has to be written
+            files.make_directory(os.path.dirname(last))
+            files.atomic_write(last, content, 0o644)
+    return policy, None
 
 
 def parse(value: Any, where: str = "policy") -> Policy:
@@ -466,7 +496,7 @@ def resolve(policy: Policy, gpu: Record, role: str | None = None) -> Wish:
         "compute_mode": None if _cut(gpu, mig) else _mode(policy, role),
         "mig": mig.mig if mig else None,
     }
-    if policy.spares is not None and role in CLOSED:
+    if policy.spares is not None and role in LOW:
         return Wish(rule=f"role {role}", **others, **_closed_cap(policy.spares, cap, gpu["power"]))
     if cap is None:
         return Wish(**others, **_without_rule(policy, gpu))

@@ -90,7 +90,7 @@ class Roles:
         if self.state is None:
             return
         if self.trouble is not None:
-            os.replace(self.path, self.path + ".unreadable")
+            files.set_aside(self.path)
         files.make_directory(os.path.dirname(self.path))
         files.atomic_write(self.path, files.dump_json(self.state), 0o644)
         if self.listed is not None:

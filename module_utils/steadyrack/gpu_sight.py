@@ -11,12 +11,23 @@ from __future__ import annotations
 import time
 from typing import Any, Container, Dict, Mapping, Sequence
 
-from . import gpu_xid, nvml, verdict
+from . import gpu_policy, gpu_xid, nvml, verdict
 from .gpu_policy import Policy
-from .gpu_spare import ACTIVE, DRAINING, FAILED, SPARE, XIDS, Seen, Sight, State, of_role
+from .gpu_spare import ACTIVE, DRAINING, FAILED, SPARE, UNACCEPTED, XIDS, Seen, Sight, State, of_role
 
 CONFIRM_S = 1.0
 """Between the two looks: a driver that is reloaded has an odd moment, and a take-over is to be done within 5 s."""
+
+# Field 230, GET_GPU_RECOVERY_ACTION, of nvml.h (notes in docs/checks.md): what the driver asks for before the card may
+# be used again. 0 is none, 3 (drain of peer-to-peer traffic) leaves the card usable. Absent before driver 565.
+_OUT_OF_SERVICE = {
+    1: "the driver asks for a reset of the GPU", 2: "the driver asks for a reboot of the host",
+    4: "the driver asks for a drain and a reset", 6: "the driver asks for a reset of the bus",
+    7: "the driver asks for a reboot of the host",
+}  # fmt: skip
+CLOSED_BY_US = (FAILED, UNACCEPTED)
+# A contained memory error and the rise of its counter belong together when they are this close, seconds.
+_TOGETHER_S = 600.0
 
 # States of an NVML record that a second look may find gone; the others are the driver's own verdict.
 _PASSING = ("timeout", "unreachable")
@@ -30,7 +41,8 @@ def look(session: nvml.Session, addresses: Sequence[str], pci: Sequence[Record],
     if state is None or node["state"] != "ok" or not _doubtful(node, pci, state):
         return node
     session.drop()
-    session.hung.clear()  # who hung is asked again
+    session.hung.clear()  # who hung is asked again, and is given less time: it has had its first contact
+    session.first_contact_s = min(session.first_contact_s, session.call_s)
     time.sleep(CONFIRM_S)
     return session.read(addresses)
 
@@ -63,7 +75,7 @@ def sight(
         seen.append(
             Seen(
                 uuid, gpu["bus_id"], gpu["serial"], gpu["name"], architecture, failure, gpu["processes"],
-                gpu["compute_mode"], gpu["ecc"]["uncorrected_aggregate"],
+                gpu["compute_mode"], gpu["ecc"]["uncorrected_aggregate"], _cut(gpu, policy),
             )
         )  # fmt: skip
     names = {one.uuid for one in seen}
@@ -88,6 +100,12 @@ def _away(fallen: bool) -> str:
     return "it has fallen off the bus" if fallen else "it is neither on the PCI bus nor in the driver's list"
 
 
+def _cut(gpu: Record, policy: Policy) -> bool:
+    """Whether MIG is on, or is to be: such a GPU cannot be closed by compute mode, so it is no spare."""
+    rule = gpu_policy.best_rule(policy.mig, gpu)
+    return bool((gpu["mig"] or {}).get("current") or (rule is not None and rule.mig))
+
+
 def _failure(gpu: Record, known: Mapping[str, Any], fallen: bool) -> str | None:
     """Why NVML's record of a card, or the bus, says that it is out of service."""
     if fallen:
@@ -97,6 +115,11 @@ def _failure(gpu: Record, known: Mapping[str, Any], fallen: bool) -> str | None:
         return "NVML: {} ({} at {})".format(gpu["state"], error.get("name"), error.get("call"))
     if (gpu["remapped_rows"] or {}).get("failure"):
         return "a memory row could not be remapped: the card has to be replaced"
+    if gpu["recovery_action"] in _OUT_OF_SERVICE:
+        return _OUT_OF_SERVICE[gpu["recovery_action"]]
+    # Whoever is out already is judged by what it is now: a counter for life never falls again.
+    if known.get("role") in CLOSED_BY_US:
+        return None
     before, now = known.get("uncorrected"), gpu["ecc"]["uncorrected_aggregate"]
     if before is not None and now is not None and now > before and not contained(known):
         return f"uncorrectable memory errors rose from {before} to {now}"
@@ -136,10 +159,19 @@ def note(state: State, node: Record, events: Sequence[gpu_xid.Event], policy: Po
 
 
 def account(state: State, found: Sight) -> None:
-    """A contained error is no longer new: the count it left is what later ones are held against."""
+    """Keep the count of memory errors that later ones are held against.
+
+    It falls with the card's own (another InfoROM), and a contained error's rise is taken into it. The kernel may tell
+    of that error before the counter has moved, so its word holds for a while.
+    """
     for one in found.seen:
         gpu = state["gpus"].get(one.uuid)
-        if gpu is not None and one.uncorrected is not None and contained(gpu):
+        if gpu is None or one.uncorrected is None or gpu["uncorrected"] is None:
+            continue
+        gpu["uncorrected"] = min(gpu["uncorrected"], one.uncorrected)
+        risen = one.uncorrected > gpu["uncorrected"] and contained(gpu)
+        if risen:
             gpu["uncorrected"] = one.uncorrected
-            for xid in gpu["xids"]:
+        for xid in gpu["xids"]:
+            if risen or verdict.age_s(xid["at"]) > _TOGETHER_S:
                 xid["accounted"] = True

@@ -7,7 +7,7 @@ service until a person returns it. ``unaccepted``: nobody has said that it belon
 
 ``decide`` takes the roles of the last pass and what is seen now, and gives the new ones with what happened. It never
 makes more GPUs active than the policy allows, never takes one from a job while it is well, and never undoes a
-take-over by itself. gpu_converge.py brings the cards there, in an order that holds the same at every step.
+take-over by itself. gpu_apply.py brings the cards there, in an order that holds the same at every step.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Seen(NamedTuple):
     processes: int | None = None  # None: not told
     compute_mode: str | None = None
     uncorrected: int | None = None  # ECC errors in its life
+    cut: bool = False  # MIG is on, or is to be: it takes no compute mode, so it cannot stand by
 
 
 class Decision(NamedTuple):
@@ -92,12 +93,15 @@ def _is_entry(gpu: Any) -> bool:
 def empty() -> State:
     """No GPU known.
 
-    ``named``: the spares that the policy named; ``vacant``: GPUs out of service in whose place none is yet;
-    ``preferred``: the spare that a person chose for the next place; ``untold``, ``waiting``: events for hooks;
-    ``cursor``, ``looked``: up to where the kernel log was read; ``log_trouble``: why it could not be.
+    ``named``: the spares that the policy named, ``pending``: those of them that wait for the end of a job;
+    ``vacant``: GPUs out of service in whose place none is yet; ``preferred``: the spare that a person chose for the
+    next place; ``untold``, ``waiting``: events for hooks; ``cursor``, ``looked``: up to where the kernel log was
+    read; ``log_trouble``: why it could not be.
     """
-    return {"version": VERSION, "named": [], "gpus": {}, "history": [], "untold": [], "waiting": [], "vacant": [],
-            "preferred": None, "cursor": None, "looked": None, "log_trouble": None}  # fmt: skip
+    return {
+        "version": VERSION, "named": [], "gpus": {}, "history": [], "untold": [], "waiting": [], "vacant": [],
+        "pending": [], "preferred": None, "cursor": None, "looked": None, "log_trouble": None,
+    }  # fmt: skip
 
 
 def remember(state: State, entry: Record) -> None:
@@ -165,11 +169,11 @@ def decide(spares: Spares, gpu_count: int | None, state: State | None, sight: Si
     pass_ = _Pass(spares, gpu_count, copy.deepcopy(state) if state is not None else empty(), sight.seen)
     if state is None:
         pass_.adopt(sight.listed)
+        pass_.state["named"] = [str(match) for match in spares.gpus]
     else:
         pass_.meet()
         pass_.fail(sight.gone)
         pass_.settle()
-    pass_.state["named"] = [str(match) for match in spares.gpus]
     pass_.fill()
     return Decision(pass_.state, pass_.events)
 
@@ -247,13 +251,20 @@ class _Pass:
             self._stand_by(uuid)
 
     def _spare_order(self, uuids: Sequence[str]) -> list[str]:
-        """Who becomes a spare first: who is named, who is idle, who is in the highest slot."""
+        """Who becomes a spare first: who is whole, who is named, who is idle, who is in the highest slot."""
         ordered = sorted(uuids, key=lambda uuid: str(self.gpus[uuid]["bus_id"]), reverse=True)
-        return sorted(ordered, key=lambda uuid: (not self.named(uuid), not self.idle(uuid)))
+        return sorted(ordered, key=lambda uuid: (self.cut(uuid), not self.named(uuid), not self.idle(uuid)))
+
+    def cut(self, uuid: str) -> bool:
+        """MIG is on, or is to be: it takes no compute mode, so it cannot be closed."""
+        return uuid in self.seen and self.seen[uuid].cut
 
     def _stand_by(self, uuid: str) -> None:
         """Make it a spare; where a job is on it, as soon as that has ended."""
-        if self.idle(uuid):
+        if self.cut(uuid):
+            self.role(uuid, DRAINING, "MIG is on, or declared: it cannot be closed")
+            self.tell("draining", uuid, "is one too many, and cannot be closed as long as it is cut by MIG")
+        elif self.idle(uuid):
             self.role(uuid, SPARE)
             self.tell("spare", uuid, "is a spare from now on")
         else:
@@ -294,39 +305,48 @@ class _Pass:
                 was = self.gpus[uuid]["role"]
                 self.role(uuid, FAILED, reason)
                 self.tell("failed", uuid, f"{was} GPU out of service: {reason}", was=was)
-                if was in OPEN:
+                if was in OPEN and self.open < self.may:
                     self.state["vacant"].append(uuid)
 
     def settle(self) -> None:
         """Spares whose job has ended, a policy that wants more of them, and one that names others."""
         for uuid in of_role(self.state, DRAINING):
-            if self.idle(uuid) and self.open > self.may:
+            if self.idle(uuid) and not self.cut(uuid) and self.open > self.may:
                 self.role(uuid, SPARE)
                 self.tell("spare", uuid, "its job has ended: it is a spare from now on")
         active = of_role(self.state, ACTIVE)
         for uuid in self._spare_order(active)[: max(0, len(active) - self.may)]:
             self._stand_by(uuid)
-        if self.state["named"] != [str(match) for match in self.spares.gpus]:
-            self._swap_named()
+        self._swap_named()
 
     def _swap_named(self) -> None:
         """The policy names other spares than before: they change places with those that are not named.
 
-        Only where nothing runs on the named one: a job is not worth a change of names.
+        Only where nothing runs on the named one: a job is not worth a change of names. The wish stays until then.
         """
+        wanted = [str(match) for match in self.spares.gpus]
+        if self.state["named"] == wanted:
+            return
         others = [uuid for uuid in of_role(self.state, SPARE) if not self.named(uuid) and self.well(uuid)]
+        waiting = []
         for uuid in of_role(self.state, ACTIVE):
-            if self.named(uuid) and others:
-                if not self.idle(uuid):
-                    self.tell("kept", uuid, "the policy names it as a spare; a job is on it, so it stays active")
-                    continue
+            if not self.named(uuid) or not others:
+                continue
+            if self.idle(uuid):
                 self._stand_by(uuid)
                 self._open(others.pop(0), f"{uuid} is the spare that the policy names")
+                continue
+            waiting.append(uuid)
+            if uuid not in self.state["pending"]:
+                self.tell("kept", uuid, "the policy names it as a spare; it becomes one when the job on it has ended")
+        self.state["pending"] = waiting
+        if not waiting:
+            self.state["named"] = wanted
 
     def fill(self) -> None:
         """Spares take free places."""
         while self.open < self.may:
-            ready = [uuid for uuid in of_role(self.state, SPARE) if self.well(uuid)]
+            ready = [uuid for uuid in of_role(self.state, SPARE) if self.well(uuid) and not self.cut(uuid)]
             if not ready:
                 break
             chosen = self.state["preferred"]
@@ -362,20 +382,19 @@ def give_up(state: State, uuid: str, one: Seen | None, reason: str, even_if_busy
     InputError where it is not in service, or where it is well and a job is on it.
     """
     gpu = state["gpus"][uuid]
-    if gpu["role"] not in (ACTIVE, SPARE, DRAINING):
-        raise InputError(f"GPU {uuid}", gpu["role"], "a GPU in service", "see `steadyrack spare status`")
+    if gpu["role"] != ACTIVE:
+        raise InputError(f"GPU {uuid}", gpu["role"], "an active GPU, whose place a spare can take",
+                         "see `steadyrack spare status`")  # fmt: skip
     busy = one is not None and one.failure is None and one.processes != 0
-    if busy and gpu["role"] in OPEN and not even_if_busy:
+    if busy and not even_if_busy:
         number = "an unknown number of" if one is None or one.processes is None else one.processes
         raise InputError(f"GPU {uuid}", f"well, with {number} processes on it", "no job on it",
                          "stop the job first, or add --even-if-busy")  # fmt: skip
     changed = copy.deepcopy(state)
     at = verdict.utc_now()
-    was = changed["gpus"][uuid]["role"]
     changed["gpus"][uuid].update(role=FAILED, since=at, reason=reason)
-    if was in OPEN:
-        changed["vacant"].append(uuid)
-    entry = {"at": at, "event": "failed", "uuid": uuid, "bus_id": gpu["bus_id"], "text": reason, "was": was}
+    changed["vacant"].append(uuid)
+    entry = {"at": at, "event": "failed", "uuid": uuid, "bus_id": gpu["bus_id"], "text": reason, "was": ACTIVE}
     remember(changed, entry)
     return changed
 
@@ -404,5 +423,22 @@ def take_back(state: State, uuid: str, one: Seen | None) -> State:
     changed["vacant"] = [lost for lost in changed["vacant"] if lost != uuid]
     text = "accepted" if gpu["role"] == UNACCEPTED else "returned to service"
     entry = {"at": at, "event": "returned", "uuid": uuid, "bus_id": one.bus_id, "text": text}
+    remember(changed, entry)
+    return changed
+
+
+def forget(state: State, uuid: str, one: Seen | None) -> State:
+    """Strike off a GPU that has left the host. InputError where it is in service, or still there."""
+    gpu = state["gpus"][uuid]
+    if gpu["role"] not in (FAILED, UNACCEPTED):
+        raise InputError(f"GPU {uuid}", gpu["role"], "a GPU out of service", "see `steadyrack spare status`")
+    if one is not None:
+        raise InputError(f"GPU {uuid}", f"it is there, in slot {one.bus_id}", "a GPU that has left the host",
+                         "take it out first, or return it")  # fmt: skip
+    changed = copy.deepcopy(state)
+    del changed["gpus"][uuid]
+    changed["vacant"] = [lost for lost in changed["vacant"] if lost != uuid]
+    entry = {"at": verdict.utc_now(), "event": "forgotten", "uuid": uuid, "bus_id": gpu["bus_id"],
+             "text": "has left the host"}  # fmt: skip
     remember(changed, entry)
     return changed

@@ -13,6 +13,7 @@ Record = Dict[str, Any]
 Row = Dict[str, Any]
 
 _RETURN = "after repair or replacement: `steadyrack spare return {}`"
+_FORGET = "if it has left the host for good: `steadyrack spare forget {}`"
 _MODE_HINTS = {
     "open": "another writer opened it: look for nvidia-smi -c in units, cron and job scripts",
     "closed": "another writer closed it: look for nvidia-smi -c in units, cron and job scripts",
@@ -68,7 +69,7 @@ def role_row(uuid: str, one: Record, gpu: Record | None) -> Row:
     role, judged, severity, hint = one["role"], verdict.PASS, None, None
     reason = f"{one['bus_id']}: {one['reason']}" if one["reason"] else None
     if role in (FAILED, UNACCEPTED):
-        judged, hint = verdict.FAIL, _RETURN.format(uuid)
+        judged, hint = verdict.FAIL, (_FORGET if gpu is None else _RETURN).format(uuid)
         severity = verdict.CRITICAL if role == FAILED else verdict.WARNING
     elif role == DRAINING:
         severity, hint = verdict.WARNING, "it becomes the spare when its job has ended; end it, or wait"

@@ -39,6 +39,12 @@ def utc_now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def age_s(at: str) -> float:
+    """Seconds since a moment in the form of ``utc_now``."""
+    moment = datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    return (datetime.now(timezone.utc) - moment).total_seconds()
+
+
 def check_row(
     id: str,  # noqa: A002  the row's own key
     subject: str,

@@ -73,6 +73,9 @@ COMING_UP = ("no_driver", "no_library", "no_devices", "timeout", "error")
 # States of a GPU that waiting does not change.
 SETTLED = ("ok", "lost", "reset_required")
 MODPROBE = "nvidia-modprobe"
+# A pass that the kernel log calls for may meet a long run of Ansible: how often, and after how long, it is tried again.
+WATCH_TRIES = 5
+WATCH_AGAIN_S = 5.0
 
 Record = Dict[str, Any]
 
@@ -269,26 +272,21 @@ def attention(row: Record) -> str:
 
 def do_gpu_apply(options: argparse.Namespace) -> int:
     """`steadyrack gpu apply`."""
-    policy = gpu_policy.load(policy_path(options.root))
+    policy, trouble = gpu_policy.load_or_last(options.root)
     if policy is None:
         say("info", f"{gpu_policy.POLICY_PATH} is not there: nothing to apply")
         return 0
-    if not options.check:
+    if trouble is not None:
+        say("error", f"{trouble}; until then the last policy that was whole is kept")
+    if options.wait and not options.check:
         wait_for_gpus(options.root, policy, options.wait)
-    outcome = gpu_apply.apply(policy, options.root, socket.gethostname(), check=options.check, strict=False)
-    for event in outcome.events:
-        level = "error" if event["event"] in ("failed", "no_spare") else "warning"
-        say(level, event_text(event, options.check))
-    for change in outcome.changes:
-        say("warning" if change["cause"] == "drift" else "notice", change_text(change, options.check))
-    if outcome.files:
-        say("notice", "list for jobs: " + ", ".join(outcome.files) + ("; not written" if options.check else ""))
-    for note in outcome.notes:
-        say("info", note)
-    for line in gpu_apply.warnings(outcome):
-        say("warning", line)
-    for row in [] if options.check else outcome.broken():
-        say("error", attention(row))
+    elif not options.check:
+        create_device_files(options.root, len(pcie.read_gpus(options.root)))
+    outcome = gpu_apply.apply(
+        policy, options.root, socket.gethostname(), check=options.check, strict=False,
+        reload=lambda: gpu_policy.load_or_last(options.root)[0],
+    )  # fmt: skip
+    say_outcome(outcome, options.check)
     if not options.check:
         try:
             gpu_metrics.write(options.root, outcome, options.textfile)
@@ -296,7 +294,24 @@ def do_gpu_apply(options: argparse.Namespace) -> int:
             say("warning", f"the metrics were not written: {error.strerror}")
     if not options.check and options.tell:
         gpu_tell.deliver(options.root, say, owner=os.geteuid())
-    return apply_status(outcome, options.check)
+    return EXIT_CANNOT if trouble is not None else apply_status(outcome, options.check)
+
+
+def say_outcome(outcome: gpu_apply.Outcome, check: bool) -> None:
+    """What happened, what was set and what is not as it should be, to the journal."""
+    for event in outcome.events:
+        level = "error" if event["event"] in ("failed", "no_spare") else "warning"
+        say(level, event_text(event, check))
+    for change in outcome.changes:
+        say("warning" if change["cause"] == "drift" else "notice", change_text(change, check))
+    if outcome.files:
+        say("notice", "list for jobs: " + ", ".join(outcome.files) + ("; not written" if check else ""))
+    for note in outcome.notes:
+        say("info", note)
+    for line in gpu_apply.warnings(outcome):
+        say("warning", line)
+    for row in [] if check else outcome.broken():
+        say("error", attention(row))
 
 
 def do_gpu_tell(options: argparse.Namespace) -> int:
@@ -378,6 +393,13 @@ def do_spare_return(options: argparse.Namespace) -> int:
     return _pass(options)
 
 
+def do_spare_forget(options: argparse.Namespace) -> int:
+    """`steadyrack spare forget`."""
+    uuid = gpu_people.forget(options.root, options.gpu)
+    say("notice", f"{uuid} is struck off")
+    return _pass(options)
+
+
 def _pass(options: argparse.Namespace) -> int:
     """Bring the cards to the roles a person has just changed."""
     options.check, options.wait, options.textfile, options.tell = False, 0.0, None, True
@@ -406,13 +428,17 @@ def do_gpu_env(options: argparse.Namespace) -> int:
 def do_gpu_watch(options: argparse.Namespace) -> int:
     """`steadyrack gpu watch`."""
     command = [sys.executable, "-I", os.path.realpath(__file__), "--root", options.root, "gpu"]
+    textfile = ["--textfile", options.textfile] if options.textfile else []
     tellers: list[subprocess.Popen[bytes]] = []
 
     def look() -> None:
         # A process of its own: this one keeps what it needs to wait, and nothing of the driver's.
-        status = subprocess.run([*command, "apply", "--no-tell"], stdin=subprocess.DEVNULL, check=False).returncode
-        if status == EXIT_CANNOT:
-            say("error", "the pass could not be carried out; the timer tries again")
+        for _try in range(WATCH_TRIES):
+            status = subprocess.run([*command, "apply", "--no-tell", *textfile], stdin=subprocess.DEVNULL, check=False)
+            if status.returncode != EXIT_CANNOT:
+                break
+            say("error", "the pass could not be carried out (a lock, a disk); it is tried again")
+            time.sleep(WATCH_AGAIN_S)
         # Hooks may take long, and the next card does not wait for them.
         tellers[:] = [teller for teller in tellers if teller.poll() is None]
         tellers.append(subprocess.Popen([*command, "tell"], stdin=subprocess.DEVNULL))
@@ -559,6 +585,7 @@ def parser() -> Parser:
     env = gpu.add_parser("env", help='the GPUs that jobs may use, as lines for a shell: eval "$(steadyrack gpu env)"')
     env.set_defaults(do=do_gpu_env)
     follow = gpu.add_parser("watch", help="follow the kernel log until ended; apply at each Xid")
+    follow.add_argument("--textfile", metavar="DIRECTORY", help="as for `gpu apply`")
     follow.set_defaults(do=do_gpu_watch)
     spare_commands(commands.add_parser("spare", help="which GPUs work and which stand by"))
     times = commands.add_parser("time", help="this host's clock").add_subparsers(
@@ -597,6 +624,9 @@ def spare_commands(spare: argparse.ArgumentParser) -> None:
     back = verbs.add_parser("return", help="after repair: take a failed GPU back, or accept one that was put in")
     back.add_argument("gpu", help="UUID (or its beginning), serial or slot")
     back.set_defaults(do=do_spare_return)
+    gone = verbs.add_parser("forget", help="strike off a failed or new GPU that has left the host")
+    gone.add_argument("gpu", help="UUID (or its beginning), serial or slot")
+    gone.set_defaults(do=do_spare_forget)
 
 
 def seconds(text: str) -> float:

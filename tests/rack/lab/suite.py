@@ -31,7 +31,7 @@ ALLOWED_SKIPS = (
     r"only on a machine with an NVIDIA GPU",
 )
 RACKS = ("molecule", "demo", "interrupt", "time", "other-demo")
-BESIDE = ("lint", "unit", "other", "firewall", "vm", "nvidia-smi")
+BESIDE = ("lint", "unit", "passes", "other", "firewall", "vm", "nvidia-smi")
 LANES = (RACKS, BESIDE)
 """Stages that run beside one another, each lane in its order: the first waits for hosts, polls and alarms most of the
 time. `firewall` needs the rack of `molecule` and waits until that is done. `bench` measures: it runs alone, at the end.
@@ -42,8 +42,15 @@ RACK_OF = {
     "vmtime": {"vm"},
 }
 """Which stages leave which rack behind. One that was up for something else stays."""
-SLOW = ("interrupt", "time", "other-demo", "other", "firewall", "vm", "nvidia-smi", "bench")
+SLOW = ("passes", "interrupt", "time", "other-demo", "other", "firewall", "vm", "nvidia-smi", "bench")
 """Stages of --all only."""
+PASSES = (
+    "tests/unit/spare",
+    "tests/unit/library/test_gpu_policy_mig.py",
+    "tests/unit/module_utils/test_gpu_sight.py",
+    "tests/unit/playbooks/test_demo_inventory_spoilt.py",
+)
+"""Unit tests that run hundreds of passes of the agent, or of preflights: a third of the time of all."""
 
 
 @dataclass
@@ -263,7 +270,13 @@ def lint(outcome: Outcome) -> None:
 
 def unit(outcome: Outcome) -> None:
     """Pure functions, modules through main(), the NVML emulator under the real pynvml."""
-    _pytest(outcome, "unit", ["-n", "2", "tests/unit"], each=False)
+    others = [f"--ignore={path}" for path in PASSES]
+    _pytest(outcome, "unit", ["-n", "2", *others, "tests/unit"], each=False)
+
+
+def passes(outcome: Outcome) -> None:
+    """Passes of the agent killed at every step and under random events, MIG, spoilt inventories."""
+    _pytest(outcome, "passes", ["-n", "2", *PASSES], each=False)
 
 
 def molecule(outcome: Outcome) -> None:
@@ -365,6 +378,7 @@ def _interpreter(version: str) -> Path | None:
 STAGES: dict[str, Callable[[Outcome], None]] = {
     "lint": lint,
     "unit": unit,
+    "passes": passes,
     "molecule": molecule,
     "demo": demo,
     "interrupt": interrupt,

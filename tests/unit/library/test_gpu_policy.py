@@ -276,3 +276,75 @@ def test_a_file_in_the_way_of_the_policy_is_one_clear_error(gpu_node):
     assert result["failed"] is True
     assert "a directory" in result["msg"]
     assert caps(gpu_node) == [300.0] * 4
+
+
+# --- found by people who tried to break it -------------------------------------------------------
+
+
+def spare_policy(**more):
+    return policy(250, spares={"count": 1, "environment": False}, **more)
+
+
+@pytest.fixture
+def spared(gpu_node):
+    """A node with one spare after its first pass."""
+    gpu_node.program("journalctl", "#!/bin/sh\n")
+    gpu_node.policy(spare_policy())
+    assert gpu_node.steadyrack("gpu", "apply").returncode == 0
+    return gpu_node
+
+
+def roles(node):
+    text = (node.root / "var/lib/steadyrack/gpu_roles.json").read_text()
+    return {uuid: gpu["role"] for uuid, gpu in json.loads(text)["gpus"].items()}
+
+
+def test_a_card_that_failed_for_memory_errors_can_be_returned(spared):
+    spared.set("gpu.1.ecc_aggregate_uncorrected=1")
+    spared.steadyrack("gpu", "apply")
+    assert roles(spared)[spared.uuid(1)] == "failed"
+    done = spared.steadyrack("spare", "return", spared.uuid(1))
+    assert "is back" in done.stdout, done.stderr
+    spared.steadyrack("gpu", "apply")
+    assert roles(spared)[spared.uuid(1)] == "spare"
+
+
+def test_c51_a_card_for_which_the_driver_asks_a_reset_is_out_of_service(spared):
+    spared.set("gpu.0.recovery_action=1")
+    spared.steadyrack("gpu", "apply")
+    assert roles(spared)[spared.uuid(0)] == "failed"
+
+
+def test_a_disk_that_takes_nothing_still_lets_caps_fall_and_cards_close(spared):
+    spared.reboot()
+    (spared.root / "var/lib/steadyrack").rename(spared.root / "var/lib/kept")
+    (spared.root / "var/lib/steadyrack").write_text("no directory can be here\n")
+    done = spared.steadyrack("gpu", "apply")
+    assert done.returncode == 3
+    assert max(caps(spared)) <= 250.0
+
+
+def test_a_policy_that_was_cut_off_leaves_the_last_whole_one_in_force(spared):
+    spared.reboot()
+    path = spared.root / "etc/steadyrack/gpu_policy.json"
+    path.write_text(path.read_text()[:40])
+    done = spared.steadyrack("gpu", "apply")
+    assert done.returncode == 3
+    assert "the last policy that was whole is kept" in done.stdout
+    assert caps(spared) == [250.0, 250.0, 250.0, 150.0]
+
+
+def test_where_a_cap_cannot_be_lowered_no_other_one_rises(spared):
+    spared.set("gpu.1.remapped_failure=1", "gpu.1.fault.nvmlDeviceSetPowerManagementLimit=999")
+    done = spared.steadyrack("gpu", "apply")
+    assert "not raised" in done.stdout
+    assert caps(spared) == [250.0, 250.0, 250.0, 150.0]
+
+
+def test_a_draining_card_is_capped_as_the_plan_counts_it(gpu_node):
+    gpu_node.program("journalctl", "#!/bin/sh\n")
+    gpu_node.set(*(f"gpu.{number}.processes_compute=4000:100" for number in range(4)))
+    gpu_node.policy(spare_policy())
+    gpu_node.steadyrack("gpu", "apply")
+    assert roles(gpu_node)[gpu_node.uuid(3)] == "draining"
+    assert caps(gpu_node) == [250.0, 250.0, 250.0, 150.0]

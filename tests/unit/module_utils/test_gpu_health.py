@@ -321,5 +321,5 @@ def test_c48_a_card_that_is_back_is_told(gpu_node):
 
 def test_the_rows_of_settings_alone_are_those_that_a_setter_is_judged_by(gpu_node):
     assert {row["id"] for row in gpu_checks.setting_rows(None, {"state": "ok", "gpus": [card()]}, [], "h")} == {
-        "gpu.count", "gpu.power_cap", "gpu.persistence",
+        "gpu.count", "gpu.power_cap", "gpu.persistence", "gpu.mig",
     }  # fmt: skip

@@ -420,11 +420,6 @@ def test_a_card_that_is_not_well_is_given_up_whatever_runs_on_it(one: Seen | Non
     assert gpu_spare.give_up(step(None).state, A, one, "by hand")["vacant"] == [A]
 
 
-def test_a_spare_that_is_given_up_leaves_no_place_free() -> None:
-    given = gpu_spare.give_up(step(None).state, D, card(D), "by hand")
-    assert (given["gpus"][D]["role"], given["vacant"]) == (FAILED, [])
-
-
 def test_a_card_out_of_service_cannot_be_given_up() -> None:
     state = steps(sight(card(A, failure=BROKEN))).state
     with pytest.raises(InputError, match="failed"):
@@ -537,5 +532,51 @@ def test_what_is_not_said_beside_the_roles_costs_no_role(tmp_path: Path, key: st
 def test_history_and_what_is_untold_do_not_grow_for_ever() -> None:
     state = step(None).state
     for _ in range(gpu_spare.HISTORY):
-        state = gpu_spare.take_back(gpu_spare.give_up(state, D, card(D), "by hand"), D, card(D))
+        state = gpu_spare.take_back(gpu_spare.give_up(state, A, card(A), "by hand"), A, card(A))
+        state["gpus"][A]["role"] = ACTIVE
     assert (len(state["history"]), len(state["untold"])) == (gpu_spare.HISTORY, gpu_spare.HISTORY)
+
+
+# --- found by people who tried to break it -------------------------------------------------------
+
+
+def test_a_card_that_has_left_is_struck_off_and_one_that_is_there_is_not() -> None:
+    state = steps(sight(gone={A: "gone"})).state
+    with pytest.raises(InputError, match="it is there"):
+        gpu_spare.forget(state, A, card(A))
+    with pytest.raises(InputError, match="out of service"):
+        gpu_spare.forget(state, B, None)
+    assert A not in gpu_spare.forget(state, A, None)["gpus"]
+
+
+def test_only_an_active_card_can_be_given_up_for_a_spare() -> None:
+    with pytest.raises(InputError, match="an active GPU"):
+        gpu_spare.give_up(step(None).state, D, card(D), "by hand")
+
+
+def test_a_card_that_is_cut_by_mig_is_the_last_to_stand_by_and_takes_no_place() -> None:
+    first = step(None, sight(card(D, cut=True)))
+    assert roles(first) == [ACTIVE, ACTIVE, SPARE, ACTIVE]
+    cut = step(step(None).state, sight(card(A, failure=BROKEN), card(D, cut=True)))
+    assert roles(cut) == [FAILED, ACTIVE, ACTIVE, SPARE]
+    assert "no_spare" in [event for event, _ in events(cut)]
+    every = decide(Spares(1), 4, None, sight(*(card(uuid, cut=True) for uuid in UUIDS)))
+    assert roles(every) == [ACTIVE, ACTIVE, ACTIVE, DRAINING]
+
+
+def test_a_named_card_that_is_busy_becomes_the_spare_when_its_job_has_ended() -> None:
+    wish = Spares(1, (Match("uuid", A.lower()),))
+    first = step(None)
+    busy = step(first.state, sight(card(A, processes=1)), spares=wish)
+    assert events(busy) == [("kept", A)]
+    still = step(busy.state, sight(card(A, processes=1)), spares=wish)
+    assert events(still) == []
+    assert roles(step(still.state, sight(), spares=wish)) == [SPARE, ACTIVE, ACTIVE, ACTIVE]
+
+
+def test_a_draining_card_that_fails_leaves_no_place_that_is_empty() -> None:
+    every = sight(*(card(uuid, processes=1) for uuid in UUIDS))
+    first = step(None, every)
+    assert roles(first) == [ACTIVE, ACTIVE, ACTIVE, DRAINING]
+    failed = step(first.state, sight(*(card(u, processes=1) for u in (A, B, C)), card(D, failure=BROKEN)))
+    assert failed.state["vacant"] == []
