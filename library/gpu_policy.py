@@ -168,7 +168,7 @@ def main():
         },
         supports_check_mode=True,
     )
-    path = os.path.join(ROOT, module.params["policy_path"].lstrip("/"))
+    path = files.below(ROOT, module.params["policy_path"])
     try:
         policy = gpu_policy.parse(module.params["policy"])
         content = files.dump_json(module.params["policy"])

@@ -25,6 +25,11 @@ LOCK_LOOK_S = 0.05
 NULL_DEVICE = os.makedev(1, 3)
 
 
+def below(root: str, path: str) -> str:
+    """An absolute path of the host, under the directory where its file systems begin ("/", or a tree of a test)."""
+    return os.path.join(root, path.lstrip("/"))
+
+
 def sha256(content: bytes) -> str:
     """The hex digest by which the controller and the node compare a file."""
     return hashlib.sha256(content).hexdigest()

@@ -107,7 +107,7 @@ def listed(text: str | None) -> list[str] | None:
 
 def read(root: str) -> list[str] | None:
     """The list in force; None when there is none yet."""
-    return listed(files.read_text(_below(root, LIST_PATH)))
+    return listed(files.read_text(files.below(root, LIST_PATH)))
 
 
 def differs(root: str, host: str, cards: Sequence[Card], environment: bool) -> dict[str, tuple[str, str]]:
@@ -124,13 +124,13 @@ def write(root: str, host: str, cards: Sequence[Card], environment: bool) -> lis
     """Put the list into every place; the paths that changed come back. Each names the old list or the new one."""
     changed = differs(root, host, cards, environment)
     for path, (_old, text) in changed.items():
-        _put(_below(root, path), text)
+        _put(files.below(root, path), text)
     return list(changed)
 
 
 def _text(root: str, path: str) -> str:
     """A file; bytes that are no UTF-8 go back as they came."""
-    return (files.read_bytes(_below(root, path)) or b"").decode("utf-8", "surrogateescape")
+    return (files.read_bytes(files.below(root, path)) or b"").decode("utf-8", "surrogateescape")
 
 
 def _put(path: str, text: str) -> None:
@@ -141,7 +141,3 @@ def _put(path: str, text: str) -> None:
         mode = 0o644
     files.make_directory(os.path.dirname(path))
     files.atomic_write(path, text.encode("utf-8", "surrogateescape"), mode)
-
-
-def _below(root: str, path: str) -> str:
-    return os.path.join(root, path.lstrip("/"))

@@ -109,7 +109,7 @@ def apply(
     with contextlib.ExitStack() as stack:
         if not check:
             # A look needs no lock: it may run as anybody, and beside a run that sets.
-            stack.enter_context(files.locked(_below(root, LOCK_PATH)))
+            stack.enter_context(files.locked(files.below(root, LOCK_PATH)))
             policy = (reload() if reload is not None else None) or policy
         session = stack.enter_context(nvml.Session(root, **deadlines))
         outcome = _look(policy, (root, host), session, pci, runner)
@@ -191,7 +191,7 @@ def _written_down(root: str, outcome: Outcome) -> SteadyrackError | None:
         if outcome.roles is not None:
             outcome.roles.begin(outcome.before)
         if outcome.changes:
-            remember(_below(root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
+            remember(files.below(root, PREVIOUS_PATH), outcome.before["gpus"], outcome.changes)
     except SteadyrackError as error:
         return error
     return None
@@ -409,10 +409,6 @@ def _memory(path: str) -> dict[str, Record]:
         files.set_aside(path)
         return {}
     return dict(gpus)
-
-
-def _below(root: str, path: str) -> str:
-    return os.path.join(root, path.lstrip("/"))
 
 
 # --- what to tell ------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def accepted(kept: Record, uuid: str | None, at: str) -> tuple[Record, list[Reco
 
 def load(root: str = "/") -> Record:
     """The entries in the file, none where there is no file; StateFileError for one that is damaged or newer."""
-    path = _below(root, PATH)
+    path = files.below(root, PATH)
     value = files.load_json(path) or {"version": VERSION, "gpus": {}}
     if value.get("version") != VERSION or not _whole(value.get("gpus")):
         raise StateFileError(path, "version {!r}".format(value.get("version")), f"version {VERSION}, whole",
@@ -188,7 +188,7 @@ def keep(root: str, gpus: Sequence[Record], *, repair: bool = True) -> Baseline:
         kept = {} if trouble is not None else load(root)
         now, notes = updated(kept, gpus, verdict.utc_now(), boot_id(root))
         if trouble is not None or _worth_writing(kept, now):
-            with files.locked(_below(root, LOCK_PATH), LOCK_WAIT_S):
+            with files.locked(files.below(root, LOCK_PATH), LOCK_WAIT_S):
                 now, notes = _write(root, gpus, aside=trouble is not None)
     except SteadyrackError as error:
         return replace(look(root, gpus), unkept=error.sentence())
@@ -197,7 +197,7 @@ def keep(root: str, gpus: Sequence[Record], *, repair: bool = True) -> Baseline:
 
 def accept(root: str = "/", uuid: str | None = None) -> list[Record]:
     """Take the values last seen as the base, of one card or of all; the changes made. Needs root."""
-    with files.locked(_below(root, LOCK_PATH), LOCK_WAIT_S):
+    with files.locked(files.below(root, LOCK_PATH), LOCK_WAIT_S):
         now, changes = accepted(load(root), uuid, verdict.utc_now())
         if changes:
             _store(root, now)
@@ -207,7 +207,7 @@ def accept(root: str = "/", uuid: str | None = None) -> list[Record]:
 def boot_id(root: str = "/") -> str | None:
     """The kernel's id of this boot, None where it does not tell."""
     try:
-        return files.read_text(_below(root, "/proc/sys/kernel/random/boot_id"))
+        return files.read_text(files.below(root, "/proc/sys/kernel/random/boot_id"))
     except SteadyrackError:
         return None
 
@@ -223,23 +223,16 @@ def _trouble(root: str) -> str | None:
 
 def _write(root: str, gpus: Sequence[Record], aside: bool) -> tuple[Record, dict[str, str]]:
     """Under the lock: what the file says now, brought up to date and written."""
-    path = _below(root, PATH)
+    path = files.below(root, PATH)
     if aside and os.path.exists(path):
-        _set_aside(path)
+        files.set_aside(path)
     now, notes = updated(load(root), gpus, verdict.utc_now(), boot_id(root))
     _store(root, now)
     return now, notes
 
 
-def _set_aside(path: str) -> None:
-    try:
-        os.replace(path, path + ".unreadable")
-    except OSError as error:
-        raise StateFileError(path, error.strerror, "to be set aside", "look at the disk (read-only?)") from error
-
-
 def _store(root: str, gpus: Record) -> None:
-    path = _below(root, PATH)
+    path = files.below(root, PATH)
     files.make_directory(os.path.dirname(path))
     files.atomic_write(path, files.dump_json({"version": VERSION, "gpus": gpus}), 0o644)
 
@@ -261,7 +254,3 @@ def seconds_between(one: str, other: str) -> float:
     except ValueError:
         return 0.0
     return (end - begin).total_seconds()
-
-
-def _below(root: str, path: str) -> str:
-    return os.path.join(root, path.lstrip("/"))

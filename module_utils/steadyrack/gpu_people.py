@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any, Callable, Dict
 
@@ -19,7 +18,7 @@ BY_HAND = "given up by hand"
 
 def policy_with_roles(root: str) -> Policy:
     """The node's policy; InputError where it keeps no roles."""
-    path = os.path.join(root, gpu_policy.POLICY_PATH.lstrip("/"))
+    path = files.below(root, gpu_policy.POLICY_PATH)
     policy = gpu_policy.load(path)
     if policy is None or policy.spares is None:
         seen = "no policy" if policy is None else "a policy without spares"
@@ -33,7 +32,7 @@ def promote(root: str, name: str, instead_of: str, even_if_busy: bool = False) -
     The UUID that was given up comes back; the roles are written, the cards not yet touched.
     """
     policy = policy_with_roles(root)
-    with files.locked(_below(root, gpu_apply.LOCK_PATH)):
+    with files.locked(files.below(root, gpu_apply.LOCK_PATH)):
         roles, seen = _present(policy, root)
         state = _known(roles)
         loser = gpu_spare.find(state, instead_of)
@@ -63,7 +62,7 @@ def forget(root: str, name: str) -> str:
 
 def _change(root: str, name: str, change: Callable[[State, str, Seen | None], State]) -> str:
     policy = policy_with_roles(root)
-    with files.locked(_below(root, gpu_apply.LOCK_PATH)):
+    with files.locked(files.below(root, gpu_apply.LOCK_PATH)):
         roles, seen = _present(policy, root)
         state = _known(roles)
         uuid = gpu_spare.find(state, name)
@@ -90,8 +89,4 @@ def _known(roles: gpu_roles.Roles) -> State:
 
 
 def _write(root: str, state: State) -> None:
-    files.atomic_write(_below(root, gpu_spare.STATE_PATH), files.dump_json(state), 0o644)
-
-
-def _below(root: str, path: str) -> str:
-    return os.path.join(root, path.lstrip("/"))
+    files.atomic_write(files.below(root, gpu_spare.STATE_PATH), files.dump_json(state), 0o644)

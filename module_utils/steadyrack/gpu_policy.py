@@ -178,8 +178,8 @@ def load_or_last(root: str) -> tuple[Policy | None, str | None]:
     A file that was cut off must not leave every GPU open and uncapped after a reboot. StateFileError where nothing
     whole is left.
     """
-    path = os.path.join(root, POLICY_PATH.lstrip("/"))
-    last = os.path.join(root, LAST_PATH.lstrip("/"))
+    path = files.below(root, POLICY_PATH)
+    last = files.below(root, LAST_PATH)
     try:
         policy = load(path)
     except StateFileError as error:

@@ -34,7 +34,7 @@ class Roles:
         self.policy = policy
         self.root = root
         self.host = host
-        self.path = _below(root, gpu_spare.STATE_PATH)
+        self.path = files.below(root, gpu_spare.STATE_PATH)
         self.before, self.trouble = gpu_spare.load(self.path)
         self.state: State | None = self.before
         self.listed = gpu_allow.read(root)
@@ -142,7 +142,3 @@ def capped(gpu: Record, wish: Wish) -> bool:
     """Whether what is enforced is at most what is wanted of it; a card without a wish may draw what it likes."""
     enforced = milliwatts(gpu["power"]["enforced_w"])
     return wish.cap_mw is None or (enforced is not None and enforced <= wish.cap_mw + TOLERANCE_MW)
-
-
-def _below(root: str, path: str) -> str:
-    return os.path.join(root, path.lstrip("/"))

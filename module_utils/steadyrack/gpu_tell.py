@@ -8,7 +8,6 @@ again at the next pass. So each is told at least once, also when the pass that m
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import time
 from typing import Any, Callable, Dict, Sequence
@@ -32,7 +31,7 @@ def deliver(root: str, say: Callable[[str, str], None], owner: int = 0) -> int:
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(files.locked(_below(root, TELL_LOCK_PATH), wait_s=0.0))
+            stack.enter_context(files.locked(files.below(root, TELL_LOCK_PATH), wait_s=0.0))
         except BusyError:
             return len(_undelivered(root))
         left = _tell(root, say, owner)
@@ -63,7 +62,7 @@ def _tell(root: str, say: Callable[[str, str], None], owner: int) -> int:
 
 
 def _load(root: str) -> gpu_spare.State:
-    state, _trouble = gpu_spare.load(_below(root, gpu_spare.STATE_PATH))
+    state, _trouble = gpu_spare.load(files.below(root, gpu_spare.STATE_PATH))
     return gpu_spare.empty() if state is None else state
 
 
@@ -74,8 +73,8 @@ def _undelivered(root: str) -> list[Event]:
 
 def _keep(root: str, waiting: list[Event], told: Sequence[Event]) -> None:
     """Write down what is still to be delivered, and that ``told`` events are with the hooks now."""
-    with files.locked(_below(root, gpu_apply.LOCK_PATH)):
-        path = _below(root, gpu_spare.STATE_PATH)
+    with files.locked(files.below(root, gpu_apply.LOCK_PATH)):
+        path = files.below(root, gpu_spare.STATE_PATH)
         state, _trouble = gpu_spare.load(path)
         if state is not None:
             state.update(waiting=waiting, untold=[entry for entry in state["untold"] if entry not in told])
@@ -93,7 +92,3 @@ def event_of(entry: Event) -> Event:
         "instead_of": entry.get("instead_of"), "occurrence": f"{entry['at']} {entry['event']}",
         "text": f"{host}: GPU {entry['uuid']}{where}: {entry['text']}",
     }  # fmt: skip
-
-
-def _below(root: str, path: str) -> str:
-    return os.path.join(root, path.lstrip("/"))
